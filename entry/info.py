@@ -1,0 +1,233 @@
+"""`tercet info`: what a checkpoint is made of and what it costs, from its config alone; no weight is read.
+
+torch and transformers are imported inside the functions: `tercet --help` must answer without them.
+"""
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+    from transformers import PreTrainedModel
+
+
+def describe(checkpoint: Path, *, width: int = 110) -> str:
+    """The tables of `render` as plain text, `width` characters wide.
+
+    Raises:
+        ValueError: One line that names the folder and the remedy, if it holds no causal language model.
+    """
+    from rich.console import Console
+
+    output = io.StringIO()
+    Console(file=output, width=width, color_system=None).print(render(checkpoint))
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
+
+
+def render(checkpoint: Path) -> "Group":
+    """Weights, hyperparameters, memory and FLOPs of a checkpoint folder, for `rich.console.Console.print`.
+
+    Raises:
+        ValueError: One line that names the folder and the remedy, if it holds no causal language model.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    from tercet.training.accounting import DecoderShape, num_non_embedding_parameters, num_parameters
+
+    model = load_meta_model(checkpoint)
+    config = model.config
+    total, inner = num_parameters(model), num_non_embedding_parameters(model)
+    head = Text.assemble(
+        (f"{type(model).__name__}", "bold"),
+        f" ({config.model_type}) in {checkpoint}\n",
+        f"{total:,} parameters, {inner:,} of them outside the embeddings",
+    )
+    parts: list[Any] = [head, *_weights(model), *_hyperparameters(config)]
+    try:
+        DecoderShape.from_config(config)
+    except ValueError as error:
+        parts += ["", Text(f"Memory and FLOPs are not shown: {error}.")]
+    else:
+        parts += [*_memory(model), *_cache(model), *_flops(config)]
+    return Group(*parts)
+
+
+def load_meta_model(checkpoint: Path) -> "PreTrainedModel":
+    """Build the checkpoint's model on the meta device, through the Auto classes: shapes, and no memory.
+
+    Raises:
+        ValueError: If the folder, its config or its family is not one that loads.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    import tercet.modeling  # noqa: F401  registers Tercet with the Auto classes
+
+    path = Path(checkpoint)
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a folder: give a checkpoint folder, such as the output of `tercet train`")
+    if not (path / "config.json").is_file():
+        raise ValueError(f"{path} has no config.json, so it is not a checkpoint: give a folder that holds a model")
+    try:
+        # No code of the folder is run: Tercet's own classes are registered above, natives need none.
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (ValueError, KeyError, OSError, json.JSONDecodeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path / 'config.json'} does not describe a causal language model: {reason}") from None
+
+
+def _title(text: str) -> "Text":
+    """A heading of its own: a rich table would wrap its title to the table's width."""
+    from rich.text import Text
+
+    return Text(f"\n{text}", style="bold")
+
+
+def _table(*columns: str, right: int = 0) -> "Table":
+    """A table whose last `right` columns hold numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index >= len(columns) - right else "left", overflow="fold")
+    return table
+
+
+def _weights(model: "PreTrainedModel") -> "tuple[RenderableType, ...]":
+    from tercet.training.accounting import num_parameters, parameter_table
+
+    table = _table("part", "shape", "copies", "parameters", "share", right=3)
+    for row in parameter_table(model):
+        shape = " + ".join(" × ".join(map(str, shape)) for shape in row.shapes)
+        if row.tied_to:
+            table.add_row(row.name, shape, "", f"tied to {row.tied_to}", "")
+        else:
+            table.add_row(row.name, shape, str(row.num_copies), f"{row.num_parameters:,}", f"{row.share:.1%}")
+    table.add_section()
+    table.add_row("all", "", "", f"{num_parameters(model):,}", "100.0%")
+    return _title("Weights: what training changes"), table
+
+
+def _hyperparameters(config: Any) -> "tuple[RenderableType, ...]":
+    from tercet.training.hyperparameters import hyperparameter_table
+
+    table = _table("name", "value", "what it shapes")
+    for row in hyperparameter_table(config):
+        table.add_row(row.name, _short(row.value), row.shapes)
+    return _title("Hyperparameters: what you choose before training"), table
+
+
+def _memory(model: "PreTrainedModel") -> "tuple[RenderableType, ...]":
+    from tercet.training.accounting import inference_memory_bytes, training_memory_bytes
+
+    context, dtype = model.config.max_position_embeddings, _dtype(model.config)
+    use = inference_memory_bytes(model, dtype, context_length=context)
+    adamw = training_memory_bytes(model, dtype)
+    muon = training_memory_bytes(model, dtype, optimizer="muon")
+    table = _table("part", "bytes", "", right=2)
+    for name, size in (
+        ("weights", use.weights),
+        (f"cache of one sequence of {context:,} tokens", use.cache),
+        ("gradients, in training", adamw.gradients),
+        ("optimizer state, AdamW", adamw.optimizer_state),
+        ("optimizer state, Muon on the layers' matrices", muon.optimizer_state),
+    ):
+        table.add_row(name, f"{size:,}", human_bytes(size))
+    return _title(f"Memory in {str(dtype).removeprefix('torch.')}, without activations"), table
+
+
+def _cache(model: "PreTrainedModel") -> "tuple[RenderableType, ...]":
+    from tercet.training.accounting import (
+        DecoderShape,
+        cache_bytes_per_token,
+        cache_crossover,
+        num_parameters,
+    )
+
+    config, dtype = model.config, _dtype(model.config)
+    windows = DecoderShape.from_config(config).windows
+    per_token = cache_bytes_per_token(config, dtype)
+    per_layer = per_token // len(windows)
+    table = _table("layers", "count", "bytes per token", right=2)
+    for window in dict.fromkeys(windows):
+        count = windows.count(window)
+        kind = "full attention" if window is None else f"sliding attention, up to {window:,} tokens"
+        table.add_row(kind, str(count), f"{count * per_layer:,}")
+    table.add_section()
+    table.add_row("all", str(len(windows)), f"{per_token:,}")
+    crossover = cache_crossover(config, dtype, num_parameters(model) * dtype.itemsize)
+    if crossover is None:
+        note = "The windows keep the cache smaller than the weights at any context."
+    else:
+        note = f"The cache is as large as the weights at a context of {crossover:,} tokens."
+    return _title("Cache: keys and values of the tokens so far"), table, note
+
+
+def _flops(config: Any) -> "tuple[RenderableType, ...]":
+    from tercet.training.accounting import decode_flops_per_token, flops_per_token
+
+    context = config.max_position_embeddings
+    table = _table("when", "FLOPs", "", right=2)
+    for name, count in (
+        (f"prefill, mean over {context:,} tokens", flops_per_token(config, context, training=False)),
+        ("decode, first token", decode_flops_per_token(config, 1)),
+        (f"decode, token {context:,}", decode_flops_per_token(config, context)),
+        (f"training, mean over {context:,} tokens", flops_per_token(config, context, training=True)),
+    ):
+        table.add_row(name, f"{count:,}", human_count(count))
+    return _title("FLOPs per token: matrix products, causal scores, the head"), table
+
+
+def human_bytes(size: int) -> str:
+    """Bytes in binary units, three figures: 1536 → "1.50 KiB"."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{size} B" if unit == "B" else f"{value:.3g} {unit}" if value >= 100 else f"{value:.2f} {unit}"
+
+
+def human_count(count: int) -> str:
+    """A count in thousands, millions, billions: 1_500_000 → "1.50 M"."""
+    value, unit = float(count), ""
+    for larger in (" K", " M", " G", " T"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{count}" if not unit else f"{value:.2f}{unit}"
+
+
+def _dtype(config: Any) -> "torch.dtype":
+    """The dtype the weights are saved in; float32 where the config names none, as transformers reads it."""
+    import torch
+
+    dtype = getattr(config, "dtype", None)
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype.removeprefix("torch."))
+    return dtype or torch.float32
+
+
+def _short(value: Any) -> str:
+    """A value on one line: equal neighbours of a per-layer list are counted, not repeated."""
+    if isinstance(value, list | tuple) and len(value) > 4:
+        runs: list[list[Any]] = []
+        for item in value:
+            if runs and runs[-1][0] == item:
+                runs[-1][1] += 1
+            else:
+                runs.append([item, 1])
+        if len(runs) <= 6:
+            return ", ".join(f"{count} × {item}" if count > 1 else str(item) for item, count in runs)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return str(value)

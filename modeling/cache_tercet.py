@@ -1,0 +1,377 @@
+"""A key/value cache that is written in place and handed out as views.
+
+Keys and values never change once computed, so a new token should cost one write of its own and one read of the past.
+`DynamicCache` copies the whole past at every token; here each layer owns a buffer that grows geometrically.
+
+Shapes: B batch, K key/value heads, T new tokens in this call, S keys visible (cached + T), D head_dim, W sliding window.
+A layer's buffer is (B, K, capacity, D); `keys` and `values` are views of its filled part, (B, K, length, D).
+"""
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import is_tracing
+
+# The first allocation leaves room for a short answer; later ones grow by half, so that a cache of S tokens has been
+# copied fewer than three times in all and wastes at most a third of its memory.
+_FIRST_HEADROOM = 128
+_GROWTH = 1.5
+
+
+class TercetCacheLayer(CacheLayerMixin):
+    """Keys and values of one full-attention layer in a growing buffer.
+
+    Invariants: `keys` and `values` are views of the first `length` positions of `_key_buffer` and `_value_buffer`, or
+    plain tensors of their own while `_key_buffer` is None (under autograd or tracing, where in-place writes would
+    break the graph, and after operations that return a new tensor anyway).
+    """
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        # A one-element list holds the buffers: exporters flatten the tensor attributes of a layer, and a second view
+        # of the same memory would become a second input of the graph.
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Start empty, (B, K, 0, D), with the new states' batch, heads, dtype and device."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = key_states[:, :, :0]
+        self.values = value_states[:, :, :0]
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append T new positions and return all that the queries may see.
+
+        Args:
+            key_states: (B, K, T, D).
+            value_states: (B, K, T, D).
+
+        Returns:
+            Keys and values, (B, K, S, D), valid until the next call that changes the cache.
+
+        Raises:
+            ValueError: The cache holds another batch size, number of heads, head size or dtype.
+        """
+        self._prepare_for(key_states, value_states)
+        self._append(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        return self.keys, self.values
+
+    def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        assert self.keys is not None and self.values is not None
+        length, new_length = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
+        if _must_concatenate(key_states) or _must_concatenate(self.keys):
+            self._set(torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2))
+            return
+        if not self._is_writable(new_length):
+            capacity = max(new_length + _FIRST_HEADROOM, int(length * _GROWTH))
+            self._reallocate(capacity)
+        key_buffer, value_buffer = self._buffers[0]
+        key_buffer[:, :, length:new_length] = key_states
+        value_buffer[:, :, length:new_length] = value_states
+        self.keys, self.values = key_buffer[:, :, :new_length], value_buffer[:, :, :new_length]
+
+    def _is_writable(self, length: int) -> bool:
+        # A buffer born in inference mode may not be written outside it.
+        if not self._buffers or self._buffers[0][0].shape[-2] < length:
+            return False
+        return torch.is_inference_mode_enabled() or not self._buffers[0][0].is_inference()
+
+    def _reallocate(self, capacity: int) -> None:
+        assert self.keys is not None and self.values is not None
+        new_buffers = []
+        for filled in (self.keys, self.values):
+            buffer = filled.new_empty((*filled.shape[:2], capacity, filled.shape[-1]))
+            buffer[:, :, : filled.shape[-2]] = filled
+            new_buffers.append(buffer)
+        self._buffers = [(new_buffers[0], new_buffers[1])]
+
+    def _set(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Hold these tensors as they are; the next in-place append moves them into a buffer."""
+        self.keys, self.values, self._buffers = keys, values, []
+
+    def _prepare_for(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        held, new = self.keys, key_states
+        if held is None:
+            self.lazy_initialization(key_states, value_states)
+            return
+        # `copy_` would broadcast a batch of one over the buffer and go on with wrong numbers.
+        if (held.shape[:2], held.shape[-1], held.dtype) != (new.shape[:2], new.shape[-1], new.dtype):
+            if held.shape[-2] == 0:
+                self._buffers = []
+                self.lazy_initialization(key_states, value_states)
+                return
+            raise ValueError(
+                f"the cache holds batch, heads, head_dim = {(*held.shape[:2], held.shape[-1])} of {held.dtype} and got "
+                f"{(*new.shape[:2], new.shape[-1])} of {new.dtype}: use a new cache, or `batch_repeat_interleave` / "
+                "`batch_select_indices` to change its batch."
+            )
+
+    def get_seq_length(self) -> int:
+        """Number of positions seen so far."""
+        return 0 if self.keys is None else self.keys.shape[-2]
+
+    def get_max_length(self) -> int:
+        """-1: a growing layer has no bound."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys that `update` will return for `query_length` queries, and the position of the first."""
+        return self.get_seq_length() + query_length, 0
+
+    @property
+    def capacity(self) -> int:
+        """Positions that fit without another allocation."""
+        if self._buffers:
+            return self._buffers[0][0].shape[-2]
+        return 0 if self.keys is None else self.keys.shape[-2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for keys and values."""
+        if self.keys is None or self.values is None:
+            return 0
+        held = self._buffers[0] if self._buffers else (self.keys, self.values)
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows B held, -1 before the first update."""
+        return -1 if self.keys is None else self.keys.shape[0]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last positions, exactly as if they had never come.
+
+        Args:
+            tokens_to_remove: The number of positions as 0 or a negative number, transformers' convention.
+
+        Raises:
+            ValueError: If positive.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number.")
+        if tokens_to_remove == 0 or self.keys is None or self.values is None:
+            return
+        self._truncate(max(self.keys.shape[-2] + tokens_to_remove, 0))
+
+    def _truncate(self, length: int) -> None:
+        assert self.keys is not None and self.values is not None
+        self.keys, self.values = self.keys[:, :, :length], self.values[:, :, :length]
+
+    def reset(self) -> None:
+        """Forget everything; buffers are kept, so that the next prompt allocates nothing."""
+        if self.keys is not None:
+            self._truncate(0)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Row i becomes what row beam_idx[i] was, (B,)."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows, in this order (indices, or a boolean mask over rows)."""
+        if self.keys is not None and self.values is not None:
+            indices = indices.to(self.keys.device)
+            self._replace(self.keys[indices], self.values[indices])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times, copies adjacent."""
+        if self.keys is not None and self.values is not None:
+            self._replace(self.keys.repeat_interleave(repeats, dim=0), self.values.repeat_interleave(repeats, dim=0))
+
+    def _replace(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        # Same shape: written back into the buffer, so that a beam search allocates nothing that stays. Else a new one.
+        if self._buffers and keys.shape[0] == self._buffers[0][0].shape[0] and self._is_writable(keys.shape[-2]):
+            assert self.keys is not None and self.values is not None
+            self.keys.copy_(keys)
+            self.values.copy_(values)
+        else:
+            self._set(keys, values)
+
+    def offload(self) -> None:
+        """Move to the CPU."""
+        if self.keys is not None and self.values is not None:
+            self._set(self.keys.to("cpu", non_blocking=True), self.values.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        """Move back to the device of the states."""
+        if self.keys is not None and self.values is not None and self.keys.device != self.device:
+            self._set(self.keys.to(self.device, non_blocking=True), self.values.to(self.device, non_blocking=True))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TercetCacheLayer":
+        # The default copies views and buffers apart, and writes would then go where nobody reads.
+        clone = self.__copy__()
+        memo[id(self)] = clone
+        if clone.keys is not None and clone.values is not None:
+            clone._set(clone.keys.clone(), clone.values.clone())
+        return clone
+
+    def __copy__(self) -> "TercetCacheLayer":
+        # Both see the same past; whoever appends first moves to a buffer of its own. Were one of them left with the
+        # old buffer, a crop and an append there would change what the other sees.
+        self._buffers = []
+        clone = type(self).__new__(type(self))
+        clone.__dict__.update(self.__dict__)
+        clone._buffers = []
+        return clone
+
+
+class TercetSlidingLayer(TercetCacheLayer):
+    """Keys and values of one sliding layer: memory is bounded whatever the length.
+
+    A ring in its effect, not in its order: the window slides along a buffer somewhat longer than itself and moves back
+    to the start when it reaches the end. Positions stay contiguous and in order, which masks need; the move costs
+    W / slack copies a token. The slack is also how far `crop` can go back exactly once the window has moved.
+    """
+
+    is_sliding = True
+
+    def __init__(self, sliding_window: int, **kwargs: Any) -> None:
+        super().__init__()
+        self.sliding_window = sliding_window
+        # Positions seen, of which the layer holds the last ones.
+        self.cumulative_length = 0
+        self.record_past = False
+
+    @property
+    def _slack(self) -> int:
+        return max(64, self.sliding_window // 4)
+
+    def activate_past_recording(self) -> None:
+        """Drop nothing until `crop` is called, which then can undo any number of tokens (assisted decoding)."""
+        self.record_past = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append T positions; return the W - 1 before them and themselves, (B, K, min(S, W - 1 + T), D).
+
+        Raises:
+            ValueError: The cache holds another batch size, number of heads, head size or dtype.
+        """
+        self._prepare_for(key_states, value_states)
+        num_new = key_states.shape[-2]
+        kv_length, _ = self.get_mask_sizes(num_new)
+        assert self.keys is not None and self.values is not None
+        if not self.record_past and not self._is_writable(self.keys.shape[-2] + num_new):
+            self._drop_all_but(self.sliding_window - 1 + self._slack)
+        self._append(key_states, value_states)
+        self.cumulative_length += num_new
+        visible = self.keys[:, :, -kv_length:], self.values[:, :, -kv_length:]
+        if not self.record_past and self.keys.shape[-2] > self.sliding_window - 1 + 2 * self._slack:
+            self._drop_all_but(self.sliding_window - 1 + self._slack)
+        return visible
+
+    def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        # Long prompts are not worth a buffer: only their end stays.
+        assert self.keys is not None and self.values is not None
+        limit = self.sliding_window - 1 + 2 * self._slack
+        needed = self.keys.shape[-2] + key_states.shape[-2]
+        if needed > limit or self.record_past:
+            self._set(torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2))
+        else:
+            super()._append(key_states, value_states)
+
+    def _reallocate(self, capacity: int) -> None:
+        super()._reallocate(min(capacity, self.sliding_window - 1 + 2 * self._slack))
+
+    def _drop_all_but(self, length: int) -> None:
+        assert self.keys is not None and self.values is not None
+        if self.keys.shape[-2] > length:
+            # Cloned: a view would keep the whole past alive.
+            self._set(self.keys[:, :, -length:].clone(), self.values[:, :, -length:].clone())
+
+    def get_seq_length(self) -> int:
+        """Number of positions seen so far, including those that have left the window."""
+        return self.cumulative_length
+
+    def get_max_length(self) -> int:
+        """The window."""
+        return self.sliding_window
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys that `update` will return for `query_length` queries, and the position of the first."""
+        past = min(self.cumulative_length, self.sliding_window - 1)
+        return past + query_length, self.cumulative_length - past
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last positions; exact as far back as the slack or the recorded past reaches.
+
+        Args:
+            tokens_to_remove: The number of positions as 0 or a negative number.
+
+        Raises:
+            ValueError: If positive, or if positions that the window would need are gone.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number.")
+        if self.keys is None:
+            return
+        length = max(self.cumulative_length + tokens_to_remove, 0)
+        oldest_held = self.cumulative_length - self.keys.shape[-2]
+        if oldest_held > max(length - self.sliding_window + 1, 0):
+            raise ValueError(
+                f"crop({tokens_to_remove}) needs positions before {oldest_held} of a layer with a sliding window of "
+                f"{self.sliding_window}, and they are gone: call `activate_past_recording()` before the tokens to undo."
+            )
+        self._truncate(length - oldest_held)
+        self.cumulative_length = length
+        if self.record_past:
+            self._drop_all_but(self.sliding_window - 1 + self._slack)
+
+    def reset(self) -> None:
+        """Forget everything; buffers are kept."""
+        super().reset()
+        self.cumulative_length = 0
+
+
+def _must_concatenate(states: torch.Tensor) -> bool:
+    """Whether a write in place would break autograd, a trace or an export."""
+    return (states.requires_grad and torch.is_grad_enabled()) or is_tracing(states)
+
+
+class TercetCache(Cache):
+    """The cache that a Tercet model makes for itself: growing layers, and bounded ones where attention slides.
+
+    Args:
+        config: The model's config; gives the number of layers, which of them slide, and the window.
+
+    Example:
+
+        >>> cache = TercetCache(model.config)
+        >>> outputs = model(input_ids, cache=cache)          # prefill: all positions at once
+        >>> outputs = model(next_token, cache=cache)         # decode: one query reads the keys and values of the past
+        >>> cache.length, cache.capacity, cache.nbytes
+    """
+
+    def __init__(self, config: PreTrainedConfig, **kwargs: Any) -> None:
+        decoder = config.get_text_config(decoder=True)
+        layers: list[CacheLayerMixin] = [
+            TercetSlidingLayer(decoder.sliding_window) if layer_type == "sliding_attention" else TercetCacheLayer()
+            for layer_type in decoder.layer_types
+        ]
+        super().__init__(layers=layers, **kwargs)
+
+    @property
+    def length(self) -> int:
+        """Positions seen so far."""
+        return self.get_seq_length()
+
+    @property
+    def capacity(self) -> int:
+        """Positions for which memory is allocated, in the longest layer."""
+        return max(layer.capacity for layer in self.layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for keys and values in all layers."""
+        return sum(layer.nbytes for layer in self.layers)
+
+
+__all__ = ["TercetCache", "TercetCacheLayer", "TercetSlidingLayer"]

@@ -1,0 +1,1 @@
+"""tercet.training."""

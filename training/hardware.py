@@ -1,0 +1,84 @@
+"""The machine and the libraries that ran, for the record of a run; and how much memory is left."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tercet.training.results import Hardware, Versions
+
+if TYPE_CHECKING:
+    import torch
+
+
+def describe_hardware(device: "torch.device | str" = "cpu", num_processes: int = 1) -> Hardware:
+    """Name the device, the processor and the threads in use.
+
+    Args:
+        device: Where the model ran; an accelerator is recorded by its own name, such as "NVIDIA H200".
+        num_processes: The world size that really ran, not the one that was asked for.
+    """
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cpu":
+        name = "cpu"
+    elif device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = device.type
+    return Hardware(
+        device=name,
+        processor=processor_name(),
+        num_processes=num_processes,
+        num_threads=torch.get_num_threads(),
+        num_cores=usable_cores(),
+    )
+
+
+def processor_name() -> str:
+    """The processor's model name, or the architecture where the system tells no more."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()
+    if platform.system() == "Darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        if answer:
+            return answer
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def usable_cores() -> int:
+    """Cores this process may run on; fewer than the machine has under `taskset` or a scheduler."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def versions() -> Versions:
+    """Versions of what decides the numbers, read from the installed packages without importing them."""
+    names = ("torch", "transformers", "tokenizers", "datasets", "accelerate")
+    return Versions(python=platform.python_version(), **{name: version(name) for name in names})
+
+
+def available_memory_bytes() -> int:
+    """Memory that may still be taken: the system's, or what a container's limit leaves if that is less."""
+    import psutil
+
+    available = psutil.virtual_memory().available
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            left = int(Path(limit).read_text()) - int(Path(used).read_text())
+        except (OSError, ValueError):  # no such controller here, or "max": no limit
+            continue
+        available = min(available, max(left, 0))
+    return available

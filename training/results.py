@@ -1,0 +1,184 @@
+"""What a run measured: `results.json`, written by the trainer beside the weights and read by the card.
+
+Every number in a model card comes from here, so the record is strict: an unknown key, a missing key, NaN or an
+infinity is refused when the record is made, not when someone reads the card.
+"""
+
+import json
+import os
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+RESULTS_NAME = "results.json"
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Measure = Annotated[float, Field(ge=0)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Versions(_Record):
+    """The libraries that ran, as they name themselves."""
+
+    python: Text
+    torch: Text
+    transformers: Text
+    tokenizers: Text
+    datasets: Text
+    accelerate: Text
+
+
+class Hardware(_Record):
+    """The machine that ran. `device` is "cpu" or the accelerator's own name; `num_cores` are those we may use."""
+
+    device: Text
+    processor: Text
+    num_processes: Positive
+    num_threads: Positive
+    num_cores: Positive | None = None
+
+
+class Source(_Record):
+    """One source of text. `hub_id` only for a data set on the Hub; `license` only if the source declares one."""
+
+    name: Text
+    documents: Count
+    bytes: Count
+    license: str | None = None
+    description: str | None = None
+    hub_id: str | None = None
+
+
+class Split(_Record):
+    """One side of the split; `bytes` are UTF-8 bytes of text, without the end-of-text tokens."""
+
+    documents: Count
+    tokens: Count
+    bytes: Count
+
+
+class Data(_Record):
+    """The text. `language` holds ISO 639 codes, "code" or "multilingual"; empty when nobody declared any."""
+
+    sources: list[Source] = Field(min_length=1)
+    language: list[str]
+    train: Split
+    validation: Split
+
+
+class TokenizerFacts(_Record):
+    """The tokenizer; `bytes_per_token` is measured on the training text."""
+
+    vocab_size: Positive
+    bytes_per_token: Measure
+
+
+class ModelFacts(_Record):
+    """Sizes; non-embedding leaves out token and learned position embeddings."""
+
+    num_parameters: Positive
+    num_non_embedding_parameters: Count
+
+
+class Training(_Record):
+    """How the weights came about. `mfu` is a fraction; None where the peak of the device is not known."""
+
+    num_steps: Count
+    tokens_seen: Count
+    epochs: Measure
+    duration_s: Measure
+    tokens_per_second: Measure
+    mfu: Measure | None = None
+    optimizer: Text
+    schedule: Text
+    precision: Text
+    final_loss_nats: Measure
+
+
+class Evaluation(_Record):
+    """Loss per token (nats), its exponential, and bits per UTF-8 byte, on the whole validation split."""
+
+    loss_nats: Measure
+    perplexity: Measure
+    bits_per_byte: Measure
+    num_tokens: Positive
+    num_bytes: Positive
+
+
+class Sample(_Record):
+    """A continuation exactly as it came out; `settings` says how it was sampled, for a reader."""
+
+    prompt: str
+    text: str
+    settings: Text
+
+
+class RunResults(_Record):
+    """Everything a run measured.
+
+    Raises:
+        pydantic.ValidationError: (a ValueError) on an unknown or missing key, NaN, infinity or a negative measure.
+    """
+
+    tercet_version: Text
+    date: datetime
+    versions: Versions
+    hardware: Hardware
+    data: Data
+    tokenizer: TokenizerFacts
+    model: ModelFacts
+    training: Training
+    evaluation: Evaluation | None = None
+    samples: list[Sample] = Field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Write the record as JSON; whoever reads `path` sees the old file or the new one, never half of one."""
+        record = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False)
+        write_atomically(path, (record + "\n").encode())
+
+    @classmethod
+    def load(cls, path: Path) -> "RunResults":
+        """Read a record back.
+
+        Raises:
+            ValueError: One line that names the file, the field and the remedy.
+        """
+        try:
+            return cls.model_validate_json(Path(path).read_bytes())
+        except FileNotFoundError:
+            raise ValueError(
+                f"{path} is missing: nothing has been measured here; run `tercet train` or `tercet eval` first"
+            ) from None
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise ValueError(
+                f"{path}: {place}: {first['msg']}; run `tercet eval` (or train again) to measure it anew"
+            ) from None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside `path`, sync, rename. On any failure (a full disk, Ctrl-C) `path` stays as it was."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes private files; a checkpoint is as readable as any other file of the user's.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
