@@ -3,14 +3,14 @@
 Keys and values never change once computed, so a new token should cost one write of its own and one read of the past.
 `DynamicCache` copies the whole past at every token; here each layer owns a buffer that grows geometrically.
 
-Shapes: B batch, K key/value heads, T new tokens in this call, S keys visible (cached + T), D head_dim, W sliding window.
+Shapes: B batch, K key/value heads, T new tokens in this call, S keys visible (cached + T), D head_dim, W the window.
 A layer's buffer is (B, K, capacity, D); `keys` and `values` are views of its filled part, (B, K, length, D).
 """
 
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import is_tracing
 
@@ -336,7 +336,7 @@ def _must_concatenate(states: torch.Tensor) -> bool:
     return (states.requires_grad and torch.is_grad_enabled()) or is_tracing(states)
 
 
-class TercetCache(Cache):
+class TercetCache(DynamicCache):
     """The cache that a Tercet model makes for itself: growing layers, and bounded ones where attention slides.
 
     Args:
@@ -356,7 +356,9 @@ class TercetCache(Cache):
             TercetSlidingLayer(decoder.sliding_window) if layer_type == "sliding_attention" else TercetCacheLayer()
             for layer_type in decoder.layer_types
         ]
-        super().__init__(layers=layers, **kwargs)
+        # Not DynamicCache's own __init__, which would make its own layers: only its type is wanted, by which clients
+        # recognise a cache that grows.
+        Cache.__init__(self, layers=layers, **kwargs)
 
     @property
     def length(self) -> int:

@@ -60,7 +60,7 @@ class TercetConfig(PreTrainedConfig):
             `"full_attention"` or `"sliding_attention"` for each layer. Default: all sliding if `sliding_window` is
             given, else all full.
         sliding_window (`int`, *optional*):
-            Number of positions that a sliding layer sees, the token itself included.
+            Number of positions that a sliding layer sees, the token itself included; full layers do not use it.
         tie_word_embeddings (`bool`, defaults to `True`):
             The output head is the token embedding.
         attention_dropout, hidden_dropout, embedding_dropout (`float`, default to 0.0):
@@ -162,9 +162,7 @@ class TercetConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.intermediate_size is None:
             gated_size = -(-8 * self.hidden_size // 3)
-            self.intermediate_size = (
-                4 * self.hidden_size if self.mlp_type == "plain" else -(-gated_size // 64) * 64
-            )
+            self.intermediate_size = 4 * self.hidden_size if self.mlp_type == "plain" else -(-gated_size // 64) * 64
         if self.layer_types is None:
             kind = "full_attention" if self.sliding_window is None else "sliding_attention"
             self.layer_types = [kind] * self.num_hidden_layers
@@ -213,7 +211,9 @@ class TercetConfig(PreTrainedConfig):
             )
         for field in ("attention_dropout", "hidden_dropout", "embedding_dropout"):
             if not 0.0 <= getattr(self, field) < 1.0:
-                raise ValueError(f"{field} is {getattr(self, field)}: a probability of at least 0 and below 1 is needed.")
+                raise ValueError(
+                    f"{field} is {getattr(self, field)}: a probability of at least 0 and below 1 is needed."
+                )
 
     def _validate_positions(self) -> None:
         if self.position_embedding_type == "learned":
@@ -249,16 +249,10 @@ class TercetConfig(PreTrainedConfig):
                 f"layer_types has {len(self.layer_types)} entries for num_hidden_layers={self.num_hidden_layers}: "
                 "give one for each layer."
             )
-        has_sliding = "sliding_attention" in self.layer_types
-        if has_sliding and (self.sliding_window is None or self.sliding_window < 1):
+        if "sliding_attention" in self.layer_types and (self.sliding_window is None or self.sliding_window < 1):
             raise ValueError(
                 f"layer_types has sliding layers and sliding_window is {self.sliding_window}: "
                 "set sliding_window to the number of visible positions."
-            )
-        if self.sliding_window is not None and not has_sliding:
-            raise ValueError(
-                f"sliding_window is {self.sliding_window}, but no entry of layer_types is 'sliding_attention': "
-                "remove sliding_window, or mark the sliding layers."
             )
 
 

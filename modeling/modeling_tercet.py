@@ -381,11 +381,13 @@ class TercetModel(TercetPreTrainedModel):
     def _make_masks(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        attention_mask: torch.Tensor | dict[str, Any] | None,
         cache: Cache | None,
         position_ids: torch.Tensor | None,
     ) -> dict[str, Any]:
         """One mask for each kind of layer that the model has, in the form its attention implementation wants."""
+        if isinstance(attention_mask, dict):  # `generate()` makes them itself for static caches
+            return attention_mask
         arguments: dict[str, Any] = {
             "config": self.config,
             "inputs_embeds": hidden_states,
