@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tercet.training.errors import UserError
+
 if TYPE_CHECKING:
     import torch
     from rich.console import Group, RenderableType
@@ -20,7 +22,7 @@ def describe(checkpoint: Path, *, width: int = 110) -> str:
     """The tables of `render` as plain text, `width` characters wide.
 
     Raises:
-        ValueError: One line that names the folder and the remedy, if it holds no causal language model.
+        UserError: One line that names the folder and the remedy, if it holds no causal language model.
     """
     from rich.console import Console
 
@@ -33,7 +35,7 @@ def render(checkpoint: Path) -> "Group":
     """Weights, hyperparameters, memory and FLOPs of a checkpoint folder, for `rich.console.Console.print`.
 
     Raises:
-        ValueError: One line that names the folder and the remedy, if it holds no causal language model.
+        UserError: One line that names the folder and the remedy, if it holds no causal language model.
     """
     from rich.console import Group
     from rich.text import Text
@@ -62,7 +64,7 @@ def load_meta_model(checkpoint: Path) -> "PreTrainedModel":
     """Build the checkpoint's model on the meta device, through the Auto classes: shapes, and no memory.
 
     Raises:
-        ValueError: If the folder, its config or its family is not one that loads.
+        UserError: If the folder, its config or its family is not one that loads.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -71,9 +73,9 @@ def load_meta_model(checkpoint: Path) -> "PreTrainedModel":
 
     path = Path(checkpoint)
     if not path.is_dir():
-        raise ValueError(f"{path} is not a folder: give a checkpoint folder, such as the output of `tercet train`")
+        raise UserError(f"{path} is not a folder: give a checkpoint folder, such as the output of `tercet train`")
     if not (path / "config.json").is_file():
-        raise ValueError(f"{path} has no config.json, so it is not a checkpoint: give a folder that holds a model")
+        raise UserError(f"{path} has no config.json, so it is not a checkpoint: give a folder that holds a model")
     try:
         # No code of the folder is run: Tercet's own classes are registered above, natives need none.
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -81,7 +83,7 @@ def load_meta_model(checkpoint: Path) -> "PreTrainedModel":
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (ValueError, KeyError, OSError, json.JSONDecodeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path / 'config.json'} does not describe a causal language model: {reason}") from None
+        raise UserError(f"{path / 'config.json'} does not describe a causal language model: {reason}") from None
 
 
 def _title(text: str) -> "Text":
@@ -107,7 +109,7 @@ def _weights(model: "PreTrainedModel") -> "tuple[RenderableType, ...]":
 
     table = _table("part", "shape", "copies", "parameters", "share", right=3)
     for row in parameter_table(model):
-        shape = " + ".join(" × ".join(map(str, shape)) for shape in row.shapes)
+        shape = " + ".join(" × ".join(map(str, shape)) for shape in row.shapes)  # noqa: RUF001
         if row.tied_to:
             table.add_row(row.name, shape, "", f"tied to {row.tied_to}", "")
         else:
@@ -219,7 +221,7 @@ def _dtype(config: Any) -> "torch.dtype":
 
 def _short(value: Any) -> str:
     """A value on one line: equal neighbours of a per-layer list are counted, not repeated."""
-    if isinstance(value, list | tuple) and len(value) > 4:
+    if isinstance(value, list | tuple) and len(value) > 2:
         runs: list[list[Any]] = []
         for item in value:
             if runs and runs[-1][0] == item:
@@ -227,7 +229,7 @@ def _short(value: Any) -> str:
             else:
                 runs.append([item, 1])
         if len(runs) <= 6:
-            return ", ".join(f"{count} × {item}" if count > 1 else str(item) for item, count in runs)
+            return ", ".join(f"{count} × {item}" if count > 1 else str(item) for item, count in runs)  # noqa: RUF001
     if isinstance(value, dict):
         return ", ".join(f"{key} {item}" for key, item in value.items())
     return str(value)

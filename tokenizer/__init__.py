@@ -1,1 +1,20 @@
-"""tercet.tokenizer."""
+"""Byte-level BPE trained on your own text, in the format that `AutoTokenizer` loads with no custom code.
+
+Every Unicode string comes back as it went in, and the ids are those of the saved `tokenizer.json` in any runtime.
+"""
+
+from tercet.tokenizer.encoding import bytes_per_token, encode_documents
+from tercet.tokenizer.special_tokens import END_OF_TEXT, MESSAGE_END, MESSAGE_START, PADDING, SPECIAL_TOKENS
+from tercet.tokenizer.training import MIN_VOCAB_SIZE, train_tokenizer
+
+__all__ = [
+    "END_OF_TEXT",
+    "MESSAGE_END",
+    "MESSAGE_START",
+    "MIN_VOCAB_SIZE",
+    "PADDING",
+    "SPECIAL_TOKENS",
+    "bytes_per_token",
+    "encode_documents",
+    "train_tokenizer",
+]

@@ -1,6 +1,6 @@
 """What a model costs, counted from its config: parameters, FLOPs, bytes. Nothing is loaded and nothing is run.
 
-Counts: E hidden_size, H query heads, K key/value heads, D head_dim, I intermediate_size, V vocab_size, T tokens in a row.
+Shapes: E hidden_size, H query heads, K key/value heads, D head_dim, I intermediate_size, V vocab_size, T tokens.
 A multiply-add is two FLOPs; only matrix products are counted (norms, softmax, activations and rotations are not).
 """
 

@@ -17,14 +17,15 @@ from tercet.training.documents import Document
 
 PYTHON_DOCS = "python-docs"
 
-# Tests and bundled third parties are not documentation; config-* and __pycache__ hold no source.
-_SKIPPED_FOLDERS = frozenset(
-    "test tests idlelib idle_test lib2to3 turtledemo site-packages dist-packages _bundled pydoc_data __pycache__".split()
-)
+# Tests and bundled third parties are not documentation; encodings say one sentence a hundred times.
+_SKIPPED_FOLDERS = {
+    *("test", "tests", "idlelib", "idle_test", "lib2to3", "turtledemo", "encodings", "pydoc_data"),
+    *("_bundled", "site-packages", "dist-packages"),
+}
 _MIN_DOCUMENT_CHARS = 200
 _MIN_PROSE_FRACTION = 0.75
 
-type_with_docstring = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def python_documentation() -> Iterator[Document]:
@@ -34,8 +35,10 @@ def python_documentation() -> Iterator[Document]:
     """
     seen: set[str] = set()
     for _, topic in sorted(pydoc_data.topics.topics.items()):
-        # Topics end with notes that link to web pages by number: "Related help topics: ..." stays, it is prose.
-        yield Document(_paragraphs(topic.strip(), keep_code=True) + "\n", PYTHON_DOCS)
+        text = _paragraphs(topic.strip(), keep_code=True)
+        if text not in seen:
+            seen.add(text)
+            yield Document(text + "\n", PYTHON_DOCS)
     leftovers: list[str] = []
     for path in _standard_library():
         for text in _module_documents(path, seen):
@@ -79,7 +82,7 @@ def _module_documents(path: Path, seen: set[str]) -> Iterator[str]:
 
 
 def _docstring(node: ast.AST, seen: set[str]) -> str:
-    if not isinstance(node, type_with_docstring):
+    if not isinstance(node, _DOCUMENTED):
         return ""
     text = ast.get_docstring(node, clean=False)
     if text is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tercet.training.errors import UserError
 from tercet.training.results import write_atomically
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 METRICS_NAME = "metrics.jsonl"
 SIZE_PIXELS = (1440, 960)
 _DPI = 160
+_LEFT, _RIGHT = 0.085, 0.905
 _TRAIN, _VALIDATION, _INK, _GRID = "#3b6ea8", "#c8553d", "#33373d", "#e3e6ea"
 
 
@@ -40,14 +42,14 @@ def read_metrics(path: Path) -> Metrics:
     A last line without its newline was torn by a kill and is left out; any other broken line is an error.
 
     Raises:
-        ValueError: If the file is missing, holds a broken line, or holds no training step.
+        UserError: If the file is missing, holds a broken line, or holds no training step.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ValueError(f"{path} is missing: `tercet train` writes it; give a folder that was trained") from None
+        raise UserError(f"{path} is missing: `tercet train` writes it; give a folder that was trained") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8 text: give the {METRICS_NAME} that `tercet train` wrote") from None
+        raise UserError(f"{path} is not UTF-8 text: give the {METRICS_NAME} that `tercet train` wrote") from None
     metrics = Metrics()
     # Split on the newline alone: splitlines() would also cut at U+2028 inside a JSON string.
     for number, line in enumerate(text.split("\n")[:-1], start=1):
@@ -57,7 +59,7 @@ def read_metrics(path: Path) -> Metrics:
             record = json.loads(line)
             step = int(record["step"])
         except (ValueError, TypeError, KeyError):
-            raise ValueError(
+            raise UserError(
                 f"{path}, line {number}, is not a JSON object with a step: remove the line, or train again"
             ) from None
         if "loss_nats" in record:
@@ -65,7 +67,7 @@ def read_metrics(path: Path) -> Metrics:
         if "validation_loss_nats" in record:
             metrics.validation[step] = record
     if not metrics.train:
-        raise ValueError(f"{path} holds no training step (no line has loss_nats): train for at least one step")
+        raise UserError(f"{path} holds no training step (no line has loss_nats): train for at least one step")
     return metrics
 
 
@@ -75,15 +77,16 @@ def plot_losses(metrics_path: Path, output_path: Path) -> None:
     The right-hand axis reads the same curve in bits per byte, where evaluations recorded them.
 
     Raises:
-        ValueError: If the metrics cannot be read, or no training loss in them is finite.
+        UserError: If the metrics cannot be read, or no training loss in them is finite.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     metrics = read_metrics(metrics_path)
     losses = metrics.column("loss_nats")
     if not any(math.isfinite(loss) for loss in losses):
-        raise ValueError(f"{metrics_path} holds no finite training loss: the run diverged; lower the learning rate")
+        raise UserError(f"{metrics_path} holds no finite training loss: the run diverged; lower the learning rate")
     width, height = SIZE_PIXELS
     figure = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
@@ -98,24 +101,32 @@ def plot_losses(metrics_path: Path, output_path: Path) -> None:
     _dress(upper)
     lower.set_xlabel("step", color=_INK)
     steps = sorted(metrics.train)
-    if steps[0] < steps[-1]:
-        lower.set_xlim(0 if steps[0] <= 1 else steps[0], steps[-1] * 1.02)
+    lower.set_xlim(0 if steps[0] <= 1 else steps[0] - 1, steps[-1] * 1.02)
     _head(figure, metrics)
-    figure.subplots_adjust(left=0.085, right=0.905, top=0.87, bottom=0.085, hspace=0.09)
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.subplots_adjust(left=_LEFT, right=_RIGHT, top=0.87, bottom=0.085, hspace=0.17)
     image = io.BytesIO()
     figure.savefig(image, format="png")
     write_atomically(Path(output_path), image.getvalue())
 
 
-def smooth(values: list[float], span: int) -> list[float]:
-    """Exponential moving average without the bias of its start; a value that is not finite leaves it as it was."""
-    decay = 1 - 2 / (span + 1)
-    mean, weight, smoothed = 0.0, 0.0, []
+def smooth(values: list[float], reach: int) -> list[float]:
+    """Mean over `reach` neighbours on each side, NaN left out.
+
+    Centred, because a trailing average lags where the loss falls: near the start as many neighbours are taken on both
+    sides as there are before. At the end, where the curve is flat, only those after the value go missing.
+    """
+    sums, counts = [0.0], [0]
     for value in values:
-        if math.isfinite(value):
-            mean = decay * mean + (1 - decay) * value
-            weight = decay * weight + (1 - decay)
-        smoothed.append(mean / weight if weight else math.nan)
+        finite = math.isfinite(value)
+        sums.append(sums[-1] + (value if finite else 0.0))
+        counts.append(counts[-1] + finite)
+    smoothed = []
+    for index in range(len(values)):
+        half = min(reach, index)
+        low, high = index - half, min(index + half + 1, len(values))
+        number = counts[high] - counts[low]
+        smoothed.append((sums[high] - sums[low]) / number if number else math.nan)
     return smoothed
 
 
@@ -125,33 +136,15 @@ def _draw_losses(axes: "Axes", metrics: Metrics, losses: list[float]) -> None:
         axes.plot(steps, losses, color=_TRAIN, linewidth=2, marker="o", markersize=4, label="training")
     else:
         axes.plot(steps, losses, color=_TRAIN, linewidth=0.8, alpha=0.28)
-        span = max(5, min(100, len(steps) // 20))
-        axes.plot(steps, smooth(losses, span), color=_TRAIN, linewidth=2, label="training, smoothed")
+        reach = max(3, min(100, len(steps) // 40))
+        axes.plot(steps, smooth(losses, reach), color=_TRAIN, linewidth=2, label="training, smoothed")
     at = sorted(metrics.validation)
     if at:
         values = [float(metrics.validation[step]["validation_loss_nats"]) for step in at]
         axes.plot(at, values, color=_VALIDATION, linewidth=1.2, marker="o", markersize=5, zorder=4, label="validation")
-        _annotate_last(axes, metrics.validation[at[-1]])
         _add_bits_per_byte(axes, metrics.validation[at[-1]])
     axes.set_ylabel("loss (nats per token)", color=_INK)
     axes.legend(frameon=False, loc="upper right", labelcolor=_INK)
-
-
-def _annotate_last(axes: "Axes", record: dict[str, Any]) -> None:
-    """Write the last validation loss above its point, where a falling curve leaves room."""
-    text = f"{record['validation_loss_nats']:.3f} nats per token"
-    if "validation_bits_per_byte" in record:
-        text += f"\n{record['validation_bits_per_byte']:.3f} bits per byte"
-    axes.annotate(
-        text,
-        (int(record["step"]), float(record["validation_loss_nats"])),
-        xytext=(0, 34),
-        textcoords="offset points",
-        ha="right",
-        color=_VALIDATION,
-        fontsize=9.5,
-        arrowprops={"arrowstyle": "-", "color": _VALIDATION, "linewidth": 0.8, "alpha": 0.6},
-    )
 
 
 def _add_bits_per_byte(axes: "Axes", record: dict[str, Any]) -> None:
@@ -170,10 +163,12 @@ def _draw_learning_rate(axes: "Axes", metrics: Metrics) -> None:
     from matplotlib.ticker import MaxNLocator
 
     rates = metrics.column("learning_rate")
-    axes.plot(sorted(metrics.train), rates, color=_INK, linewidth=1.2)
+    axes.plot(
+        sorted(metrics.train), rates, color=_INK, linewidth=1.2, marker="o" if len(rates) < 20 else "", markersize=3
+    )
     axes.set_ylim(0, 1.15 * max(rate for rate in rates if math.isfinite(rate)) or 1)
     axes.yaxis.set_major_locator(MaxNLocator(2))
-    axes.set_ylabel("learning\nrate", color=_INK)
+    axes.set_title("learning rate", loc="left", fontsize=10, color=_INK)
 
 
 def _dress(axes: "Axes") -> None:
@@ -186,13 +181,20 @@ def _dress(axes: "Axes") -> None:
 
 
 def _head(figure: "Figure", metrics: Metrics) -> None:
-    """The title, and below it how far the run went."""
+    """The title and how far the run went; to the right, the last evaluation."""
     last = metrics.train[max(metrics.train)]
-    parts = [f"{last['step']:,} steps"]
+    parts = [f"{last['step']:,} step" + ("" if last["step"] == 1 else "s")]
     if "tokens" in last:
         parts.append(f"{last['tokens']:,} tokens")
     speeds = sorted(speed for speed in metrics.column("tokens_per_second") if math.isfinite(speed))
     if speeds:
-        parts.append(f"median {speeds[len(speeds) // 2]:,.0f} tokens per second")
-    figure.text(0.085, 0.945, "Loss over training", fontsize=15, fontweight="bold", color=_INK)
-    figure.text(0.085, 0.905, "  ·  ".join(parts), fontsize=10, color=_INK, alpha=0.75)
+        parts.append(f"median {speeds[len(speeds) // 2]:,.0f} tokens/s")
+    figure.text(_LEFT, 0.945, "Loss over training", fontsize=15, fontweight="bold", color=_INK)
+    figure.text(_LEFT, 0.905, "  ·  ".join(parts), fontsize=10, color=_INK, alpha=0.75)
+    if metrics.validation:
+        final = metrics.validation[max(metrics.validation)]
+        loss = f"{final['validation_loss_nats']:.3f} nats per token"
+        bits = final.get("validation_bits_per_byte")
+        main, below = (loss, "") if bits is None else (f"{bits:.3f} bits per byte", f"  ·  {loss}")
+        figure.text(_RIGHT, 0.945, main, fontsize=15, fontweight="bold", ha="right", color=_VALIDATION)
+        figure.text(_RIGHT, 0.905, f"validation{below}", fontsize=10, ha="right", color=_VALIDATION)

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,3 +83,41 @@ def available_memory_bytes() -> int:
             continue
         available = min(available, max(left, 0))
     return available
+
+
+def supports_bfloat16() -> bool:
+    """Whether bfloat16 products are computed by the device and not emulated in software."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # oneDNN's own word: AMX or AVX512_BF16 units.
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported() and "avx512_bf16" in _cpu_flags()
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+
+
+def measure_matmul_flops(device: "torch.device", *, size: int = 1024, seconds: float = 0.3) -> float:
+    """FLOP/s that float32 (on accelerators, bfloat16) matrix products reach here: what MFU is a share of."""
+    import torch
+
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    if device.type != "cpu":
+        size *= 8
+    left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+    best, spent = 0.0, 0.0
+    left @ right
+    while spent < seconds:
+        started = time.perf_counter()
+        left @ right
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        duration = time.perf_counter() - started
+        best, spent = max(best, 2 * size**3 / duration), spent + duration
+    return best

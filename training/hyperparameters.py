@@ -26,7 +26,7 @@ MEANINGS: dict[str, str] = {
     "sliding_window": "how many tokens a windowed layer sees: bounds its cache",
     "use_sliding_window": "whether the window is used at all",
     "intermediate_size": "width of the MLP between its way in and its way out",
-    "n_inner": "width of the MLP between its way in and its way out; None is 4 × hidden_size",
+    "n_inner": "width of the MLP between its way in and its way out; None is 4 hidden_size",
     "mlp_type": "gated: three matrices, one path multiplies the other; plain: expand, activate, contract",
     "hidden_act": "the bend in the MLP, without which the layers would collapse into one matrix",
     "activation_function": "the bend in the MLP, without which the layers would collapse into one matrix",

@@ -13,6 +13,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tercet.training.errors import UserError
+
 RESULTS_NAME = "results.json"
 
 Count = Annotated[int, Field(ge=0)]
@@ -149,18 +151,18 @@ class RunResults(_Record):
         """Read a record back.
 
         Raises:
-            ValueError: One line that names the file, the field and the remedy.
+            UserError: One line that names the file, the field and the remedy.
         """
         try:
             return cls.model_validate_json(Path(path).read_bytes())
         except FileNotFoundError:
-            raise ValueError(
+            raise UserError(
                 f"{path} is missing: nothing has been measured here; run `tercet train` or `tercet eval` first"
             ) from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise ValueError(
+            raise UserError(
                 f"{path}: {place}: {first['msg']}; run `tercet eval` (or train again) to measure it anew"
             ) from None
 

@@ -1,0 +1,60 @@
+# Every target makes .venv when it is missing, installs with the exact versions of constraints.txt, and goes on.
+# A machine needs Python >= 3.11, make and a C compiler.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Folder x/ is tercet.x and entry/ is tercet itself: setuptools knows it from pyproject.toml, pyright by these links.
+TYPED := $(patsubst %,../../%,$(wildcard entry/*.py) $(patsubst %/__init__.py,%,$(filter-out entry/%,$(wildcard */__init__.py))))
+
+TEXT ?=
+BENCH_SECONDS ?= 60
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all dev check bench clean
+
+help: ## show this list
+	@echo "Usage: make TARGET [PYTHON=python3.12]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-9s %s\n", $$1, $$2}' Makefile
+
+demo: $(STAMP) ## train a small model on text that Python carries, into out/demo
+	@$(BIN)/tercet demo
+
+test: $(STAMP) ## run the tests, but for the slow ones
+	@HF_HUB_OFFLINE=1 $(BIN)/pytest -m "not slow"
+
+test-all: $(STAMP) ## run every test
+	@HF_HUB_OFFLINE=1 $(BIN)/pytest
+
+dev: $(STAMP) ## set up for working on the code: installs, and shows pyright that folder x/ is tercet.x
+	@rm -rf .types && mkdir -p .types/tercet
+	@ln -s $(TYPED) .types/tercet/
+	@echo "Ready. Commands are in $(BIN): source $(BIN)/activate"
+
+check: dev ## lint, format check, types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+
+bench: $(STAMP) ## measure quality on TEXT=file.txt within BENCH_SECONDS, and the cost of a training step
+	@test -f "$(TEXT)" || { echo "make bench needs a text file: make bench TEXT=path/to/text.txt" >&2; exit 2; }
+	@$(BIN)/python benchmarks/quality.py "$(TEXT)" --seconds $(BENCH_SECONDS)
+	@$(BIN)/python benchmarks/train_step.py
+
+clean: ## remove what the targets made, but for .venv and out
+	@rm -rf .types build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path "./$(VENV)/*" -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Tercet needs Python 3.11 or newer and '$(PYTHON)' is not; say which to use: make PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu install python3-venv" >&2; exit 2; }
+
+$(STAMP): pyproject.toml setup.py constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV); the first time takes some minutes ..."
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' > $(VENV)/install.log 2>&1 || \
+	  { tail -n 25 $(VENV)/install.log >&2; echo "The installation failed; all it said is in $(VENV)/install.log" >&2; exit 1; }
+	@touch $@

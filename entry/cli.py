@@ -1,0 +1,197 @@
+"""The `tercet` command. torch is imported inside the commands: `tercet --help` answers at once.
+
+A mistake of the user's is one line on standard error and exit code 2; anything else is a bug and shows its traceback.
+"""
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import tercet
+from tercet.training.errors import UserError
+
+app = typer.Typer(
+    name="tercet",
+    help="Pretrain decoder-only language models from raw text, native to Hugging Face transformers.\n\n"
+    "Begin with `tercet demo`: in about two minutes, with no network, it trains a tokenizer and a model "
+    "and leaves a folder that AutoModelForCausalLM loads.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+tokenizer_app = typer.Typer(help="Train a tokenizer on your own text.", no_args_is_help=True)
+data_app = typer.Typer(help="Turn text into memory-mapped tokens.", no_args_is_help=True)
+app.add_typer(tokenizer_app, name="tokenizer")
+app.add_typer(data_app, name="data")
+
+Checkpoint = Annotated[Path, typer.Argument(help="A folder that from_pretrained loads.", metavar="CKPT")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value; repeatable.")
+]
+RecipeArgument = Annotated[
+    str, typer.Argument(help="A YAML file, or the name of a recipe that comes with Tercet.", metavar="RECIPE")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write, instead of the recipe's.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Remove an earlier run from the folder and begin anew.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tercet {tercet.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    output: Output = None,
+    steps: Annotated[int | None, typer.Option(help="Train for this many steps instead of the recipe's.")] = None,
+    restart: Restart = False,
+) -> None:
+    """Train a small model on Python's own documentation: no network, about two minutes on two cores."""
+    from tercet.commands import run_demo
+
+    run_demo(output, steps, restart)
+
+
+@app.command()
+def train(recipe: RecipeArgument, settings: Overrides = None, output: Output = None, restart: Restart = False) -> None:
+    """Train what a recipe describes; started again, the same command goes on where it was stopped."""
+    from tercet.commands import run_train
+
+    run_train(recipe, settings or [], output, restart)
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    data: Annotated[list[str], typer.Argument(help="Files, folders, globs or Hub datasets.", metavar="DATA...")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    vocab_size: Annotated[int, typer.Option(help="Tokens in the vocabulary, special ones included.")] = 8192,
+) -> None:
+    """Train a byte-level BPE tokenizer that AutoTokenizer loads."""
+    from tercet.commands import run_tokenizer_train
+
+    run_tokenizer_train(data, output, vocab_size)
+
+
+@data_app.command("prepare")
+def data_prepare(recipe: RecipeArgument, settings: Overrides = None, output: Output = None) -> None:
+    """Train a recipe's tokenizer and tokenize its text, ready for `tercet train`."""
+    from tercet.commands import run_data_prepare
+
+    run_data_prepare(recipe, settings or [], output)
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: Checkpoint,
+    data: Annotated[
+        str | None, typer.Option(help="Text to score instead of what the run held out: file, folder, glob, Hub name.")
+    ] = None,
+    row_length: Annotated[int | None, typer.Option(help="Context length; default: the model's, at most 1024.")] = None,
+) -> None:
+    """Loss, perplexity and bits per byte, comparable across tokenizers."""
+    from tercet.commands import run_eval
+
+    run_eval(checkpoint, data, row_length)
+
+
+@app.command()
+def generate(
+    checkpoint: Checkpoint,
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 100,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.7,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.95,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+) -> None:
+    """Continue a text, token by token."""
+    from tercet.commands import run_generate
+
+    run_generate(checkpoint, prompt, max_new_tokens, temperature, top_p, seed)
+
+
+@app.command()
+def chat(
+    checkpoint: Checkpoint,
+    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.7,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.95,
+) -> None:
+    """Talk to a checkpoint through its chat template. /reset forgets, /quit leaves."""
+    from tercet.chat import run_chat
+
+    run_chat(checkpoint, system, max_new_tokens, temperature, top_p)
+
+
+@app.command()
+def card(
+    checkpoint: Checkpoint,
+    repo_id: Annotated[str | None, typer.Option(help="Hub repository that readers will load from.")] = None,
+    license: Annotated[str | None, typer.Option(help="Licence of the weights, such as apache-2.0.")] = None,
+) -> None:
+    """Write the model card, filled with what the run measured."""
+    from tercet.hub import write_card
+
+    typer.echo(f"wrote {write_card(checkpoint, repo_id=repo_id, license=license)}")
+
+
+@app.command()
+def info(checkpoint: Checkpoint) -> None:
+    """What a checkpoint is made of: weights, hyperparameters, memory, FLOPs and cache bytes per token."""
+    from rich.console import Console
+
+    from tercet.info import render
+
+    Console().print(render(checkpoint))
+
+
+def run_command(name: str) -> None:
+    """Run one command with this process's arguments: what `python -m tercet.<folder>` does."""
+    sys.argv[1:1] = [name]
+    main()
+
+
+def main() -> None:
+    """Entry point of `tercet`."""
+    # Progress bars and warnings of libraries about what Tercet does on purpose would bury its own few lines.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_DISABLE_PROGRESS_BARS", "1")
+    try:
+        app()
+    except UserError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        _fail("stopped before there was anything to save; the same command begins again")
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _fail(
+            f"the disk is full{f' ({error.filename})' if error.filename else ''}: free some space and run the same "
+            "command again; what was finished is kept"
+        )
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"tercet: {' '.join(message.split())}", err=True)
+    if os.environ.get("TERCET_DEBUG"):
+        raise
+    sys.exit(2)

@@ -1,0 +1,238 @@
+"""What the commands do, once torch may be imported."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import typer
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, TextStreamer, set_seed
+from transformers.utils import logging
+
+from tercet.loading import load_checkpoint_folder
+from tercet.training.errors import UserError, as_user_error
+from tercet.training.evaluation import evaluate
+from tercet.training.export import check_loads_without_tercet
+from tercet.training.pipeline import RunOutcome, make_accelerator, make_data, make_tokenizer
+from tercet.training.pipeline import train as train_recipe
+from tercet.training.recipe import Recipe, load_recipe
+from tercet.training.results import RESULTS_NAME, Evaluation, RunResults
+from tercet.training.run_folder import DATA_NAME, RECIPE_NAME, open_run_folder
+from tercet.training.samples import document_start
+from tercet.training.shards import prepare
+from tercet.training.sources import Source, read_documents
+from tercet.training.token_set import PreparedData, TokenSet
+
+logging.disable_progress_bar()
+
+
+def run_demo(output: Path | None, steps: int | None, restart: bool) -> None:
+    """`tercet demo`."""
+    overrides = [] if steps is None else [f"training.num_steps={steps}"]
+    recipe = load_recipe("demo", overrides)
+    outcome = train_recipe(recipe, output_dir=output, restart=restart, say=typer.echo)
+    if _report_interruption(outcome, "tercet demo" + (f" --output {output}" if output else "")):
+        return
+    prompt = recipe.samples.prompts[0]
+    check = check_loads_without_tercet(outcome.output_dir, prompt)
+    typer.echo(
+        f"Check      loads as {check.model_class.rpartition('.')[2]} in a process without Tercet, and generates:"
+    )
+    for label, text in (("greedy", check.greedy), ("sampled", check.sampled)):
+        typer.echo(f"           {label:<8} {_one_line(prompt)}{_one_line(text)}")
+    _print_summary(outcome)
+
+
+def run_train(recipe_name: str, overrides: list[str], output: Path | None, restart: bool) -> None:
+    """`tercet train`."""
+    recipe = load_recipe(recipe_name, overrides)
+    outcome = train_recipe(recipe, output_dir=output, restart=restart, say=typer.echo)
+    words = ["tercet train", recipe_name, *(f"--set {item}" for item in overrides)]
+    if output:
+        words.append(f"--output {output}")
+    if not _report_interruption(outcome, " ".join(words)):
+        _print_summary(outcome)
+
+
+def _report_interruption(outcome: RunOutcome, command: str) -> bool:
+    loop = outcome.loop
+    if loop is None or loop.interrupted_by is None or not _is_main_process():
+        return loop is not None and loop.interrupted_by is not None
+    typer.echo(
+        f"Stopped by {loop.interrupted_by} after step {loop.state.step}; saved in {loop.checkpoint}.\n"
+        f"To go on: {command}"
+    )
+    return True
+
+
+def _print_summary(outcome: RunOutcome) -> None:
+    measured, folder = outcome.results, outcome.output_dir
+    if measured is None or not _is_main_process():
+        return
+    training = measured.training
+    lines = [
+        "",
+        f"{folder}: {measured.model.num_parameters:,} parameters, {training.tokens_seen:,} tokens "
+        f"({training.epochs:.1f} epochs) in {training.duration_s:.0f} s of training",
+    ]
+    if measured.evaluation is not None:
+        lines.append(
+            f"{measured.evaluation.bits_per_byte:.3f} bits per byte on held-out text, "
+            f"perplexity {measured.evaluation.perplexity:.1f}"
+        )
+    for sample in measured.samples[:2]:
+        lines += ["", f"  {sample.prompt}{sample.text}".replace("\n", "\n  ")]
+    lines += [
+        "",
+        f"  {folder}/loss.png       the loss curve",
+        f"  {folder}/README.md      the model card, filled with what was measured",
+        f"  {folder}/metrics.jsonl  every logged step",
+        "",
+        "Next:",
+        f'  tercet generate {folder} "{_one_line(measured.samples[0].prompt) if measured.samples else "Once"}"',
+        f"  tercet info {folder}",
+        "  tercet train shakespeare --set data.path=YOUR.txt",
+        f'  python -c "from transformers import AutoModelForCausalLM as A; '
+        f"A.from_pretrained('{folder}', trust_remote_code=True)\"",
+    ]
+    typer.echo("\n".join(lines))
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", "\\n").replace('"', '\\"')
+
+
+def _is_main_process() -> bool:
+    import os
+
+    return os.environ.get("RANK", "0") == "0"
+
+
+def run_tokenizer_train(data: list[str], output: Path, vocab_size: int) -> None:
+    """`tercet tokenizer train`."""
+    from tercet.tokenizer import bytes_per_token, train_tokenizer
+
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} exists and is not an empty folder: choose another output folder")
+    texts = (document.text for path in data for document in read_documents(Source(path=path)))
+    with as_user_error("--vocab-size"):
+        tokenizer = train_tokenizer(texts, vocab_size, show_progress=sys.stderr.isatty())
+    tokenizer.save_pretrained(output)
+    sample = [document.text for path in data for document in read_documents(Source(path=path))][:1000]
+    typer.echo(f"{output}: {len(tokenizer):,} tokens, {bytes_per_token(tokenizer, sample):.2f} bytes per token")
+
+
+def run_data_prepare(recipe_name: str, overrides: list[str], output: Path | None) -> None:
+    """`tercet data prepare`."""
+    recipe = load_recipe(recipe_name, overrides)
+    folder = output or Path(recipe.output_dir)
+    make_accelerator(recipe, folder)
+    open_run_folder(recipe, folder)
+    tokenizer = make_tokenizer(recipe, folder, typer.echo)
+    data = make_data(recipe, tokenizer, folder, typer.echo, progress=True)
+    for name, report in data.report.by_source.items():
+        typer.echo(
+            f"  {name}: {report.documents:,} documents kept, {report.tokens:,} tokens, {report.bytes:,} bytes; "
+            f"{report.duplicates_dropped:,} duplicates dropped"
+        )
+
+
+def run_eval(checkpoint: Path, data: str | None, row_length: int | None) -> None:
+    """`tercet eval`."""
+    model, tokenizer = load_checkpoint_folder(checkpoint)
+    longest = int(getattr(model.config, "max_position_embeddings", 1024))
+    row_length = row_length or min(longest, 1024)
+    if row_length > longest:
+        raise UserError(f"--row-length {row_length} is beyond the model's max_position_embeddings ({longest})")
+    with tempfile.TemporaryDirectory() as temporary:
+        token_set, is_own_split = _text_to_score(checkpoint, data, tokenizer, Path(temporary))
+        result = evaluate(
+            model, token_set, row_length=row_length, eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=_padding_id(tokenizer), progress=True,
+        )  # fmt: skip
+    typer.echo(
+        f"{result.bits_per_byte:.4f} bits per byte, {result.loss_nats:.4f} nats per token, "
+        f"perplexity {result.perplexity:.2f} on {result.num_bytes:,} bytes, {result.num_tokens:,} tokens"
+    )
+    if is_own_split:
+        _update_results(checkpoint, result)
+
+
+def _text_to_score(
+    checkpoint: Path, data: str | None, tokenizer: PreTrainedTokenizerFast, temporary: Path
+) -> tuple[TokenSet, bool]:
+    """The token set, and whether it is the split that the checkpoint's own run held out."""
+    if data is None:
+        if not (checkpoint / DATA_NAME / "manifest.json").is_file():
+            raise UserError(f"{checkpoint} holds no prepared text ({DATA_NAME}/): say what to score with --data")
+        return PreparedData.open(checkpoint / DATA_NAME).validation, True
+    prepared = prepare(
+        read_documents(Source(path=data)), tokenizer, temporary,
+        validation_fraction=0.0, split_by="document", drop_duplicates=False, progress=False,
+    )  # fmt: skip
+    return prepared.train, False
+
+
+def _padding_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    # Padding is never scored and nothing sees it, so any id serves where a tokenizer has none.
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+
+def _update_results(checkpoint: Path, result: Evaluation) -> None:
+    path = checkpoint / RESULTS_NAME
+    if path.is_file():
+        RunResults.load(path).model_copy(update={"evaluation": result}).save(path)
+        typer.echo(f"noted in {path}; `tercet card {checkpoint}` writes it into the card")
+
+
+def run_generate(
+    checkpoint: Path, prompt: str, max_new_tokens: int, temperature: float, top_p: float, seed: int | None
+) -> None:
+    """`tercet generate`: prints the prompt, then tokens as they come."""
+    model, tokenizer = load_checkpoint_folder(checkpoint)
+    if seed is not None:
+        set_seed(seed)
+    ids = document_start(tokenizer, prompt).to(model.device)
+    check_room(model, ids.shape[1], max_new_tokens)
+    typer.echo(prompt, nl=False)
+    stream_continuation(model, tokenizer, ids, max_new_tokens, temperature, top_p)
+
+
+def check_room(model: PreTrainedModel, num_prompt_tokens: int, max_new_tokens: int) -> None:
+    """Refuse a text longer than learned positions allow; warn of one longer than what a rotary model was trained on.
+
+    Raises:
+        UserError: Names the lengths and the remedy.
+    """
+    longest = getattr(model.config, "max_position_embeddings", None)
+    total = num_prompt_tokens + max_new_tokens
+    if longest is None or total <= longest:
+        return
+    if getattr(model.config, "position_embedding_type", None) == "learned" or model.config.model_type == "gpt2":
+        raise UserError(
+            f"{num_prompt_tokens} prompt tokens and --max-new-tokens {max_new_tokens} go beyond the model's "
+            f"{longest} learned positions: ask for at most {max(longest - num_prompt_tokens, 0)}"
+        )
+    typer.echo(f"note: {total} tokens is longer than the {longest} that the model was trained on", err=True)
+
+
+def stream_continuation(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    ids: torch.Tensor,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+) -> torch.Tensor:
+    """Generate after `ids` (1, T) and print text as it comes; returns all ids, (1, T + new)."""
+    sampling = (
+        {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature > 0 else {"do_sample": False}
+    )
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    with torch.no_grad():
+        return model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, streamer=streamer, **sampling
+        )
+
+
+__all__ = ["RECIPE_NAME", "Recipe"]

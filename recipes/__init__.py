@@ -1,0 +1,1 @@
+"""Runnable recipes, read by name: `tercet train demo`."""

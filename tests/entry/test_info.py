@@ -1,0 +1,114 @@
+"""`tercet info` on folders that hold a config and no weights at all: nothing but the config is read."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import FalconConfig, GPT2Config, LlamaConfig, PreTrainedConfig
+
+from tercet.info import describe, human_bytes, human_count, load_meta_model
+from tercet.modeling import TercetConfig, TercetForCausalLM
+
+SIZES = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "tercet": TercetConfig(
+        **SIZES,
+        num_key_value_heads=2,
+        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+        sliding_window=32,
+        dtype="bfloat16",
+    ),
+    "llama": LlamaConfig(**SIZES, intermediate_size=128),
+    "gpt2": GPT2Config(vocab_size=1000, n_embd=64, n_layer=4, n_head=4),
+}
+
+
+def save(config: PreTrainedConfig, folder: Path) -> Path:
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_sections(config: PreTrainedConfig, tmp_path: Path) -> None:
+    folder = save(config, tmp_path / "model")
+    text = describe(folder)
+    for title in ("Weights: what training changes", "Hyperparameters", "Memory in", "Cache:", "FLOPs per token"):
+        assert title in text
+    model = load_meta_model(folder)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_tercet_numbers(tmp_path: Path) -> None:
+    text = describe(save(CONFIGS["tercet"], tmp_path / "model"), width=160)
+    assert "Memory in bfloat16" in text
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    per_layer = 2 * 2 * 16 * 2
+    assert f"sliding attention, up to 32 tokens 3 {3 * per_layer}" in lines
+    assert f"full attention 1 {per_layer}" in lines
+    assert any("tied to embed_tokens" in line for line in lines)
+    assert any(line.startswith("layer_types 3 × sliding_attention, full_attention") for line in lines)  # noqa: RUF001
+    cache = per_layer * (2048 + 3 * 32)
+    assert f"cache of one sequence of 2,048 tokens {cache:,} {human_bytes(cache)}" in lines
+
+
+def test_a_saved_model_runs_none_of_its_code(tmp_path: Path) -> None:
+    TercetForCausalLM(TercetConfig(**SIZES)).save_pretrained(tmp_path / "model")
+    assert "auto_map" in json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"never read")
+    for code in (tmp_path / "model").glob("*.py"):
+        code.write_text("raise SystemExit('code of the folder was run')")
+    assert "TercetForCausalLM (tercet)" in describe(tmp_path / "model")
+
+
+def test_a_family_without_accounting_says_so(tmp_path: Path) -> None:
+    config = FalconConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    text = describe(save(config, tmp_path / "model"), width=300)
+    assert "Weights" in text
+    assert "Memory and FLOPs are not shown: model_type 'falcon'" in text
+
+
+def test_errors(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    (tmp_path / "unknown").mkdir()
+    (tmp_path / "unknown" / "config.json").write_text(json.dumps({"model_type": "sonnet"}))
+    (tmp_path / "vit").mkdir()
+    (tmp_path / "vit" / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    for name, message in {
+        "nowhere": "is not a folder: give a checkpoint folder",
+        "empty": "has no config.json, so it is not a checkpoint",
+        "broken": "does not describe a causal language model",
+        "unknown": "does not describe a causal language model: .*sonnet",
+        "vit": "does not describe a causal language model",
+    }.items():
+        with pytest.raises(ValueError, match=message) as caught:
+            describe(tmp_path / name)
+        assert str(tmp_path / name) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_importing_needs_no_torch() -> None:
+    code = "import sys, tercet.info; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ}).returncode == 0
+
+
+def test_human_numbers() -> None:
+    assert [human_bytes(size) for size in (0, 1023, 1536, 512_000, 5 * 2**30)] == [
+        "0 B",
+        "1023 B",
+        "1.50 KiB",
+        "500 KiB",
+        "5.00 GiB",
+    ]
+    assert [human_count(count) for count in (999, 1500, 2_500_000, 7_000_000_000_000)] == [
+        "999",
+        "1.50 K",
+        "2.50 M",
+        "7.00 T",
+    ]

@@ -1,0 +1,152 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tercet.training.batches import PackedBatches, evaluation_windows
+from tercet.training.documents import DataError
+from tercet.training.packing import PackedDataset, pack
+
+EOS, PAD, T = 0, 1, 16
+DIVISIONS = [(1, 1), (1, 24), (2, 3), (3, 4), (4, 2), (8, 1), (8, 3)]  # world_size, batch_size_per_device
+
+
+class NumberedTokens:
+    """A token set whose every token has a number of its own, but for the end-of-text tokens."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.document_lengths = np.array(lengths, dtype=np.int64)
+        self.num_tokens = int(self.document_lengths.sum())
+        self.first = 2 + np.cumsum(self.document_lengths) - self.document_lengths
+
+    def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
+        assert 0 <= start <= stop <= self.document_lengths[document]
+        tokens = self.first[document] + np.arange(start, stop)
+        return np.where(np.arange(start, stop) == self.document_lengths[document] - 1, EOS, tokens)
+
+
+@pytest.fixture(scope="module")
+def dataset() -> PackedDataset:
+    lengths = np.random.default_rng(0).integers(1, 60, size=40).tolist()
+    tokens = NumberedTokens(lengths)
+    return PackedDataset(tokens, pack(tokens.document_lengths, T), eos_token_id=EOS, pad_token_id=PAD)
+
+
+def all_ranks(dataset: PackedDataset, world_size: int, batch_size: int, *, seed: int = 5) -> list[PackedBatches]:
+    settings = {"seed": seed, "rows_per_step": 24, "batch_size_per_device": batch_size, "world_size": world_size}
+    return [PackedBatches(dataset, rank=rank, **settings) for rank in range(world_size)]
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), DIVISIONS)
+def test_the_union_over_ranks_is_the_same_set(dataset: PackedDataset, world_size: int, batch_size: int):
+    (alone,) = all_ranks(dataset, 1, 24)
+    for step in (0, 1, 7, 1000):
+        expected = {tuple(row) for row in alone.micro_batches(step)[0]["input_ids"].tolist()}
+        ranks = [batches.micro_batches(step) for batches in all_ranks(dataset, world_size, batch_size)]
+        assert all(len(micro) == 24 // (world_size * batch_size) for micro in ranks)
+        rows = [row for micro in ranks for batch in micro for row in batch["input_ids"].tolist()]
+        assert len(rows) == 24
+        assert {tuple(row) for row in rows} == expected
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), DIVISIONS)
+def test_every_stored_token_is_a_label_once_in_an_epoch(dataset: PackedDataset, world_size: int, batch_size: int):
+    num_rows = len(dataset)
+    ranks = all_ranks(dataset, world_size, batch_size)
+    # As many epochs as steps of 24 rows end together with.
+    epochs = 24 // int(np.gcd(24, num_rows))
+    counts: dict[int, int] = {}
+    for step in range(epochs * num_rows // 24):
+        for batches in ranks:
+            for batch in batches.micro_batches(step):
+                for label in batch["shift_labels"].flatten().tolist():
+                    counts[label] = counts.get(label, 0) + 1
+    tokens = dataset.token_set
+    expected = np.concatenate([tokens.tokens(d, 0, n) for d, n in enumerate(tokens.document_lengths)])
+    counts.pop(-100, None)
+    assert counts.pop(EOS) == epochs * len(tokens.document_lengths)
+    assert counts == dict.fromkeys(expected[expected != EOS].tolist(), epochs)
+
+
+def test_an_epoch_boundary_inside_a_step_repeats_and_skips_nothing(dataset: PackedDataset):
+    (batches,) = all_ranks(dataset, 1, 24)
+    num_rows = len(dataset)
+    stream = np.concatenate([batches.rows(step).ravel() for step in range(3 * num_rows // 24 + 1)])
+    orders = [stream[e * num_rows : (e + 1) * num_rows] for e in range(3)]
+    assert all(np.array_equal(np.sort(order), np.arange(num_rows)) for order in orders)
+    assert not any(np.array_equal(a, b) for a, b in pairwise(orders))
+
+
+@settings(max_examples=10, deadline=None)
+@given(start=st.integers(0, 50), ahead=st.integers(0, 4))
+def test_going_on_from_any_step_gives_the_same_batches(dataset: PackedDataset, start: int, ahead: int):
+    batches = all_ranks(dataset, 2, 4)[1]
+    resumed = list(all_ranks(dataset, 2, 4)[1].steps(start, start + 5, ahead=ahead))
+    assert len(resumed) == 5
+    for step, micro in enumerate(resumed, start=start):
+        for batch, expected in zip(micro, batches.micro_batches(step), strict=True):
+            assert all(torch.equal(batch[name], expected[name]) for name in expected)
+
+
+def test_an_abandoned_iteration_and_an_error_end_the_thread(dataset: PackedDataset, monkeypatch):
+    (batches,) = all_ranks(dataset, 1, 24)
+    steps = batches.steps(0, 10**9)
+    next(steps)
+    steps.close()
+
+    def fail(_):
+        raise OSError("gone")
+
+    monkeypatch.setattr(batches, "micro_batches", fail)
+    with pytest.raises(OSError, match="gone"):
+        next(batches.steps(0, 3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size_per_device": 5}, r"rows_per_step \(24\) must be a multiple of batch_size_per_device \(5\)"),
+        ({"world_size": 5}, r"times world_size \(5\)"),
+        ({"rank": 1}, r"rank must be in range\(world_size\), not 1"),
+        ({"rows_per_step": 0}, "rows_per_step must be at least 1"),
+    ],
+)
+def test_a_division_that_does_not_come_out_is_refused(dataset: PackedDataset, changes: dict, message: str):
+    fields = {"seed": 0, "rows_per_step": 24, "batch_size_per_device": 4, "rank": 0, "world_size": 1}
+    with pytest.raises(ValueError, match=message):
+        PackedBatches(dataset, **{**fields, **changes})
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=20), st.integers(1, T), st.integers(1, 5))
+def test_evaluation_scores_every_token_once_with_its_context(lengths: list[int], stride: int, batch_size: int):
+    tokens = NumberedTokens(lengths)
+    windows = evaluation_windows(tokens, T, stride, batch_size, eos_token_id=EOS, pad_token_id=PAD)
+    everything = np.concatenate([tokens.tokens(d, 0, n) for d, n in enumerate(lengths)])
+    place = {int(tokens.first[d]) + i: i for d, n in enumerate(lengths) for i in range(n)}
+    scored: list[int] = []
+    batches = list(windows)
+    assert len(batches) == len(windows)
+    for batch in batches:
+        assert batch["input_ids"].shape[0] <= batch_size
+        inputs, labels, positions = (batch[k].numpy() for k in ("input_ids", "shift_labels", "position_ids"))
+        for row, at in np.argwhere(labels != -100):
+            label, position = int(labels[row, at]), int(positions[row, at])
+            scored.append(label)
+            if label == EOS:
+                continue
+            assert inputs[row, at] == (label - 1 if place[label] else EOS)
+            # Seen by the label: the inputs of its segment up to here.
+            assert position >= min(place[label], T - stride)
+    assert sorted(scored) == sorted(everything.tolist())
+
+
+def test_evaluation_refuses_what_it_cannot_do():
+    tokens = NumberedTokens([5])
+    with pytest.raises(ValueError, match="stride must be from 1 to row_length"):
+        evaluation_windows(tokens, 4, 5, 1, eos_token_id=EOS, pad_token_id=PAD)
+    with pytest.raises(DataError, match="validation split holds no token"):
+        evaluation_windows(NumberedTokens([]), 4, 2, 1, eos_token_id=EOS, pad_token_id=PAD)

@@ -1,0 +1,96 @@
+"""Raw text to token ids, in bulk."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from tercet.tokenizer.pretokenization import split_document, word_splitter
+from tercet.tokenizer.training import check_text
+
+_PIECE_CHARS = 1 << 16
+_BATCH_CHARS = 1 << 22  # an Encoding takes some 100 bytes a character until its ids are read: bound what is in flight
+
+
+def encode_documents(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of raw documents, with nothing added: no end of text, no truncation, no padding.
+
+    A special token's name inside a document ("<|endoftext|>" in a page about tokenizers) is encoded as ordinary text:
+    no document can end itself or open a message. Runs on all cores; a long document is encoded in pieces, with the
+    ids of the whole. The backend is switched over for the length of the call: give each thread its own tokenizer.
+
+    Args:
+        tokenizer: Any tokenizer with a `tokenizers` backend, Tercet's or another.
+        texts: Documents; an empty one gives an empty list.
+
+    Raises:
+        ValueError: If a text holds a lone surrogate; it names the text by its index.
+        TypeError: If a text is no string.
+    """
+    backend = tokenizer.backend_tokenizer
+    piece_chars = _PIECE_CHARS if _splits_like_tercet(backend) else None
+    documents: list[list[int]] = [[] for _ in texts]
+    with _plain_text(backend):
+        for owners, pieces in _batches(texts, piece_chars):
+            encodings = backend.encode_batch_fast(pieces, add_special_tokens=False)
+            for owner, encoding in zip(owners, encodings, strict=True):
+                documents[owner] += encoding.ids
+    return documents
+
+
+def bytes_per_token(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> float:
+    """UTF-8 bytes that a token stands for on average; what turns a loss per token into bits per byte.
+
+    Raises:
+        ValueError: If the texts hold no token.
+    """
+    num_tokens = sum(len(ids) for ids in encode_documents(tokenizer, texts))
+    if num_tokens == 0:
+        raise ValueError("bytes_per_token needs text: every one of the texts is empty")
+    return sum(len(text.encode("utf-8")) for text in texts) / num_tokens
+
+
+@contextmanager
+def _plain_text(backend: Tokenizer) -> Iterator[None]:
+    """Special tokens' names are text; what an earlier `tokenizer(..., truncation=True)` left behind is off."""
+    special, truncation, padding = backend.encode_special_tokens, backend.truncation, backend.padding
+    backend.encode_special_tokens = True
+    backend.no_truncation()
+    backend.no_padding()
+    try:
+        yield
+    finally:
+        backend.encode_special_tokens = special
+        if truncation is not None:
+            backend.enable_truncation(**truncation)
+        if padding is not None:
+            backend.enable_padding(**padding)
+
+
+def _splits_like_tercet(backend: Tokenizer) -> bool:
+    """Whether `split_document` is exact; GPT-2's pattern, for one, joins two newlines that a cut would part."""
+    return (
+        backend.normalizer is None
+        and backend.pre_tokenizer is not None
+        and backend.pre_tokenizer.__getstate__() == word_splitter().__getstate__()
+        and all(token.special for token in backend.get_added_tokens_decoder().values())
+    )
+
+
+def _batches(texts: Sequence[str], piece_chars: int | None) -> Iterator[tuple[list[int], list[str]]]:
+    """Pieces of about `_BATCH_CHARS` characters together, each with the index of its document."""
+    owners: list[int] = []
+    pieces: list[str] = []
+    num_chars = 0
+    for index, text in enumerate(texts):
+        check_text(text, index)
+        for piece in [text] if piece_chars is None else split_document(text, piece_chars):
+            owners.append(index)
+            pieces.append(piece)
+            num_chars += len(piece)
+            if num_chars >= _BATCH_CHARS:
+                yield owners, pieces
+                owners, pieces, num_chars = [], [], 0
+    if pieces:
+        yield owners, pieces

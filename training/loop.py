@@ -1,0 +1,330 @@
+"""The training loop: steps, and between them what a run owes its user: a bar, metrics, evaluations, checkpoints.
+
+Everything that decides a weight is a function of the recipe and the step number, or is in the checkpoint: a run that
+was stopped and started again ends with the bits of one that was not (same machine, same number of processes).
+"""
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from tercet.training.accounting import flops_per_token
+from tercet.training.batches import PackedBatches
+from tercet.training.checkpoints import RunState, list_checkpoints, load_checkpoint, save_checkpoint
+from tercet.training.curve import METRICS_NAME
+from tercet.training.evaluation import evaluate
+from tercet.training.optimizers import make_optimizers
+from tercet.training.packing import PackedDataset, pack
+from tercet.training.recipe import Recipe
+from tercet.training.results import Evaluation
+from tercet.training.schedules import learning_rate_factor
+from tercet.training.step import StepResult, set_learning_rates, training_step
+from tercet.training.token_set import PreparedData
+
+
+@dataclass(frozen=True)
+class LoopOutcome:
+    """How a call of `run_loop` ended.
+
+    Attributes:
+        state: Where the run stands.
+        interrupted_by: Name of the signal that stopped it, None if it reached its last step.
+        checkpoint: The newest checkpoint.
+        loss_nats: Mean training loss over the steps logged last.
+        tokens_per_second: Over all training time of the run, evaluations and checkpoints left out.
+        mfu: FLOPs of the model per second over the device's measured rate for matrix products.
+    """
+
+    state: RunState
+    interrupted_by: str | None
+    checkpoint: Path | None
+    loss_nats: float
+    tokens_per_second: float
+    mfu: float
+
+
+def run_loop(
+    recipe: Recipe,
+    *,
+    output_dir: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    data: PreparedData,
+    accelerator: Accelerator,
+    write_model: Callable[[Path], None],
+    peak_flops: float,
+) -> LoopOutcome:
+    """Train from the newest checkpoint, or from the start, to the recipe's last step or until a signal.
+
+    Args:
+        model: New weights; those of a checkpoint are loaded into it.
+        write_model: Writes the folder that transformers loads.
+        peak_flops: FLOP/s of matrix products that the devices of all processes reach, for the MFU.
+    """
+    return _Loop(recipe, output_dir, model, tokenizer, data, accelerator, write_model, peak_flops).run()
+
+
+class _Loop:
+    def __init__(
+        self,
+        recipe: Recipe,
+        output_dir: Path,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        data: PreparedData,
+        accelerator: Accelerator,
+        write_model: Callable[[Path], None],
+        peak_flops: float,
+    ) -> None:
+        training, optimizer = recipe.training, recipe.optimizer
+        self.recipe, self.output_dir, self.model, self.accelerator = recipe, output_dir, model, accelerator
+        self.data, self.write_model, self.peak_flops = data, write_model, peak_flops
+        self.special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+        model.to(accelerator.device)
+        model.train()
+        self.optimizers = make_optimizers(
+            model,
+            name=optimizer.name,
+            learning_rate=optimizer.learning_rate,
+            matrix_learning_rate=optimizer.matrix_learning_rate,
+            weight_decay=optimizer.weight_decay,
+            betas=optimizer.betas,
+        )
+        self.packing = pack(data.train.document_lengths, training.row_length)
+        self.batches = PackedBatches(
+            PackedDataset(data.train, self.packing, **self.special),
+            seed=recipe.seed,
+            rows_per_step=training.rows_per_step,
+            batch_size_per_device=training.batch_size_per_device,
+            rank=accelerator.process_index,
+            world_size=accelerator.num_processes,
+        )
+        self.metrics = MetricsFile(output_dir / METRICS_NAME) if accelerator.is_main_process else None
+        self.flops_per_token = flops_per_token(model.config, training.row_length, training=True)
+        self.last_loss = float("nan")
+
+    def run(self) -> LoopOutcome:
+        state, checkpoint = self._resume()
+        wrapped: Any = self.accelerator.prepare(
+            torch.compile(self.model) if self.recipe.training.compile else self.model
+        )
+        if self.metrics is not None:
+            self.metrics.drop_after(state.step)
+        with stop_signals() as stop, self._bar(state.step) as bar:
+            bar.write_once(self._opening_line(state))
+            for micro_batches in self.batches.steps(state.step, self.recipe.training.num_steps):
+                started = time.perf_counter()
+                self._set_learning_rate(state.step)
+                result = training_step(
+                    wrapped, self.optimizers, micro_batches, self.accelerator, clip_norm=self.recipe.optimizer.clip_norm
+                )
+                state = replace(
+                    state,
+                    step=state.step + 1,
+                    tokens_seen=state.tokens_seen + int(result.num_tokens),
+                    duration_s=state.duration_s + time.perf_counter() - started,
+                )
+                stopping = self._any_process_stops(stop)
+                checkpoint = self._after_step(state, result, bar, checkpoint, stopping is not None)
+                if stopping is not None:
+                    break
+        interrupted_by = stop.received if state.step < self.recipe.training.num_steps else None
+        speed = state.tokens_seen / max(state.duration_s, 1e-9)
+        return LoopOutcome(
+            state, interrupted_by, checkpoint, self.last_loss, speed, speed * self.flops_per_token / self.peak_flops
+        )
+
+    def _resume(self) -> tuple[RunState, Path | None]:
+        found = list_checkpoints(self.output_dir)
+        if not found:
+            return RunState(num_processes=self.accelerator.num_processes), None
+        state = load_checkpoint(found[-1], model=self.model, optimizers=self.optimizers, accelerator=self.accelerator)
+        return replace(state, num_processes=self.accelerator.num_processes), found[-1]
+
+    def _after_step(
+        self, state: RunState, result: StepResult, bar: "ProgressBar", checkpoint: Path | None, stopping: bool
+    ) -> Path | None:
+        training = self.recipe.training
+        is_last = state.step == training.num_steps
+        if state.step % training.log_every == 0 or is_last or state.step == 1:
+            self._log(state, result, bar)
+        bar.advance()
+        if (state.step % training.evaluate_every == 0 or is_last) and self.data.validation.num_tokens:
+            self._log_evaluation(state, self._evaluate(), bar)
+        if state.step % training.save_every == 0 or is_last or stopping:
+            checkpoint = save_checkpoint(
+                self.output_dir,
+                state,
+                write_model=self.write_model,
+                model=self.model,
+                optimizers=self.optimizers,
+                accelerator=self.accelerator,
+                keep_last=training.keep_last,
+            )
+        return checkpoint
+
+    def _evaluate(self) -> Evaluation:
+        training = self.recipe.training
+        return evaluate(
+            self.model,
+            self.data.validation,
+            row_length=training.row_length,
+            stride=training.row_length,
+            accelerator=self.accelerator,
+            **self.special,
+        )
+
+    def _set_learning_rate(self, step: int) -> None:
+        optimizer = self.recipe.optimizer
+        factor = learning_rate_factor(
+            step,
+            self.recipe.training.num_steps,
+            schedule=optimizer.schedule,
+            warmup=optimizer.warmup_steps,
+            decay_fraction=optimizer.decay_fraction,
+            final_fraction=optimizer.final_fraction,
+        )
+        set_learning_rates(self.optimizers, factor)
+
+    def _log(self, state: RunState, result: StepResult, bar: "ProgressBar") -> None:
+        self.last_loss = float(result.loss_nats)
+        speed = state.tokens_seen / max(state.duration_s, 1e-9)
+        mfu = speed * self.flops_per_token / self.peak_flops
+        bar.show(loss=f"{self.last_loss:.3f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.0%}")
+        record = {
+            "step": state.step,
+            "tokens": state.tokens_seen,
+            "loss_nats": self.last_loss,
+            "learning_rate": self.optimizers[0].param_groups[0]["lr"],
+            "grad_norm": float(result.grad_norm),
+            "tokens_per_second": round(speed, 1),
+            "mfu": round(mfu, 4),
+            "duration_s": round(state.duration_s, 3),
+        }
+        self._record(record, state.step)
+
+    def _log_evaluation(self, state: RunState, evaluation: Evaluation, bar: "ProgressBar") -> None:
+        record = {
+            "step": state.step,
+            "tokens": state.tokens_seen,
+            "validation_loss_nats": evaluation.loss_nats,
+            "validation_bits_per_byte": evaluation.bits_per_byte,
+        }
+        self._record(record, state.step)
+        bar.write_once(
+            f"step {state.step:>6}   validation loss {evaluation.loss_nats:.4f} nats a token, "
+            f"{evaluation.bits_per_byte:.4f} bits a byte"
+        )
+
+    def _record(self, record: dict[str, Any], step: int) -> None:
+        if self.metrics is not None:
+            self.metrics.append(record)
+        self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=step)
+
+    def _any_process_stops(self, stop: "StopRequest") -> str | None:
+        if self.accelerator.num_processes == 1:
+            return stop.received
+        flag = torch.tensor(float(stop.received is not None), device=self.accelerator.device)
+        if float(self.accelerator.reduce(flag, reduction="sum")) == 0:
+            return None
+        stop.received = stop.received or "a signal to another process"
+        return stop.received
+
+    def _opening_line(self, state: RunState) -> str:
+        training, accelerator = self.recipe.training, self.accelerator
+        start = "from the start" if state.step == 0 else f"going on from step {state.step}"
+        return (
+            f"{accelerator.num_processes} process(es) on {accelerator.device.type}, "
+            f"{training.batch_size_per_device} rows x {self.batches.accumulation_steps} accumulated x "
+            f"{accelerator.num_processes} = {training.rows_per_step} rows of {training.row_length} tokens a step; "
+            f"{self.packing.num_rows:,} rows an epoch, {self.packing.padding_fraction:.2%} padding; {start}"
+        )
+
+    def _bar(self, step: int) -> "ProgressBar":
+        return ProgressBar(self.recipe.training.num_steps, step, disable=not self.accelerator.is_main_process)
+
+
+class ProgressBar(tqdm):
+    """One bar for a whole run."""
+
+    def __init__(self, num_steps: int, step: int, disable: bool) -> None:
+        super().__init__(total=num_steps, initial=step, desc="Training", unit="step", disable=disable, smoothing=0.05,
+                         dynamic_ncols=True)  # fmt: skip
+
+    def show(self, **values: str) -> None:
+        """Put values behind the bar at its next redraw."""
+        self.set_postfix(values, refresh=False)
+
+    def advance(self) -> None:
+        """One step done."""
+        self.update()
+
+    def write_once(self, line: str) -> None:
+        """Print a line above the bar, in the main process."""
+        if not self.disable:
+            self.write(line)
+
+
+class MetricsFile:
+    """`metrics.jsonl`: a line a record, flushed as written, so that a killed run loses none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a line."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def drop_after(self, step: int) -> None:
+        """Forget what a killed run logged after the checkpoint that the run now goes on from; torn lines, too."""
+        if not self.path.exists():
+            return
+        kept = []
+        for line in self.path.read_text("utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError, TypeError):
+                continue
+        self.path.write_text("".join(kept), encoding="utf-8")
+
+
+class StopRequest:
+    """Whether a signal has asked the run to stop, and which."""
+
+    received: str | None = None
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopRequest]:
+    """Turn SIGINT and SIGTERM into a request that the loop answers after the step it is in; a second SIGINT acts at once."""
+    request = StopRequest()
+    previous: dict[int, Any] = {}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if request.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        request.received = signal.Signals(number).name
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            previous[number] = signal.signal(number, ask)
+        except ValueError:  # not in the main thread, where signals do not arrive anyway
+            continue
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

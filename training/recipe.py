@@ -1,0 +1,274 @@
+"""A run in one file: the recipe, read from YAML, checked before anything is touched.
+
+Run facts live here; facts about the model live in `TercetConfig`, whose fields the `model` section takes as they are.
+"""
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tercet.modeling import TercetConfig
+from tercet.training.errors import UserError, as_user_error
+from tercet.training.sources import Source
+
+
+class RecipeError(UserError):
+    """A recipe that cannot be run."""
+
+
+class Section(BaseModel):
+    """Base of all sections: an unknown key is an error, and nothing changes after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSection(Section):
+    """What text to train on and what to hold out."""
+
+    path: str | None = Field(None, description="file, folder, glob, Hub dataset, or python-docs (needs no network)")
+    sources: tuple[Source, ...] = Field((), description="several of them, each with its own settings")
+    split_by: Literal["document", "tail"] = Field(
+        "document", description="hold out whole documents by hash, or the last part of every document"
+    )
+    validation_fraction: float = Field(0.05, gt=0, lt=1)
+    drop_duplicates: bool = Field(True, description="keep one of exactly equal documents")
+
+    @model_validator(mode="after")
+    def _one_way_to_name_the_data(self) -> Self:
+        if (self.path is None) == (not self.sources):
+            raise ValueError("give either data.path or data.sources")
+        return self
+
+    def all_sources(self) -> tuple[Source, ...]:
+        """The sources, however they were written."""
+        return (Source(path=self.path),) if self.path is not None else self.sources
+
+
+class TokenizerSection(Section):
+    """The vocabulary: trained on the training split, or taken from a folder."""
+
+    vocab_size: int = Field(8192, ge=1)
+    path: str | None = Field(None, description="use this tokenizer folder instead of training one")
+
+
+class OptimizerSection(Section):
+    """Which update rule, how large, how it changes over the run."""
+
+    name: Literal["muon", "adamw"] = Field("muon", description="muon: Muon for matrices, AdamW for everything else")
+    learning_rate: float = Field(5e-3, gt=0, description="AdamW's")
+    matrix_learning_rate: float = Field(0.02, gt=0, description="Muon's, scaled by 0.2 sqrt(max(rows, columns))")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled, on matrices only")
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip_norm: float = Field(1.0, gt=0)
+    schedule: Literal["cosine", "warmup_stable_decay", "constant"] = "warmup_stable_decay"
+    warmup_steps: int = Field(20, ge=0)
+    decay_fraction: float = Field(0.6, ge=0, le=1, description="share of the run that warmup_stable_decay decays over")
+    final_fraction: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of its peak")
+
+
+class TrainingSection(Section):
+    """How long, how wide, where, and what is kept on the way."""
+
+    num_steps: int = Field(ge=1, description="optimizer steps")
+    row_length: int = Field(256, ge=2, description="tokens in a row, T")
+    rows_per_step: int = Field(32, ge=1, description="rows in a global batch, over all devices")
+    batch_size_per_device: int = Field(16, ge=1, description="rows in one forward pass; the rest is accumulated")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    gradient_checkpointing: bool = False
+    compile: bool = Field(False, description="torch.compile the model; needs a C++ compiler")
+    num_threads: int | None = Field(None, ge=1, description="CPU threads; None leaves torch's choice")
+    log_every: int = Field(10, ge=1)
+    evaluate_every: int = Field(100, ge=1)
+    save_every: int = Field(200, ge=1)
+    keep_last: int = Field(2, ge=1, description="checkpoints to keep for resuming")
+    trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+
+
+class SamplesSection(Section):
+    """Text to generate at the end."""
+
+    prompts: tuple[str, ...] = ()
+    max_new_tokens: int = Field(100, ge=1)
+    temperature: float = Field(0.7, gt=0)
+    top_p: float = Field(0.95, gt=0, le=1)
+
+
+class CardSection(Section):
+    """What the card says and measurement cannot know."""
+
+    license: str | None = None
+    data_license: str | None = None
+    data_description: str | None = None
+    language: tuple[str, ...] = ()
+    name: str | None = None
+
+
+class Recipe(Section):
+    """Everything that a run depends on."""
+
+    output_dir: str
+    seed: int = 0
+    data: DataSection
+    tokenizer: TokenizerSection = TokenizerSection()
+    model: dict[str, Any] = Field(default_factory=dict, description="fields of TercetConfig, and preset")
+    optimizer: OptimizerSection = OptimizerSection()
+    training: TrainingSection
+    samples: SamplesSection = SamplesSection()
+    card: CardSection = CardSection()
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Self:
+        if self.training.rows_per_step % self.training.batch_size_per_device != 0:
+            raise ValueError(
+                f"training.rows_per_step ({self.training.rows_per_step}) is not a multiple of "
+                f"training.batch_size_per_device ({self.training.batch_size_per_device})"
+            )
+        longest = self.model.get("max_position_embeddings", self.training.row_length)
+        if isinstance(longest, int) and longest < self.training.row_length:
+            raise ValueError(
+                f"training.row_length ({self.training.row_length}) is beyond model.max_position_embeddings ({longest})"
+            )
+        return self
+
+    def model_config_for(self, vocab_size: int, special_token_ids: Mapping[str, int | None]) -> TercetConfig:
+        """The model's config: the recipe's fields, with the tokenizer's sizes and ids.
+
+        Raises:
+            RecipeError: Fields that have no meaning together.
+        """
+        fields = {"max_position_embeddings": self.training.row_length, **self.model}
+        make = TercetConfig.classic if fields.pop("preset", "modern") == "classic" else TercetConfig.modern
+        with as_user_error("recipe, section model"):
+            return make(**{"vocab_size": vocab_size, **special_token_ids, **fields})
+
+
+def load_recipe(path_or_name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply overrides.
+
+    Args:
+        path_or_name: A YAML file, or the name of a recipe that comes with Tercet, such as `demo`.
+        overrides: `section.key=value` strings; the value is read as YAML.
+
+    Raises:
+        RecipeError: No such file, not YAML, an unknown key, a value of the wrong kind or without meaning.
+    """
+    text, where = _read_recipe_text(path_or_name)
+    try:
+        fields = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(fields, dict):
+        raise RecipeError(f"{where} holds no recipe: expected keys such as data, model, training")
+    for override in overrides:
+        _apply_override(fields, override)
+    return recipe_from_fields(fields, where)
+
+
+def recipe_from_fields(fields: Mapping[str, Any], where: str = "recipe") -> Recipe:
+    """Check a recipe given as a mapping.
+
+    Raises:
+        RecipeError: One line that names every wrong key or value and the nearest known key.
+    """
+    _check_model_fields(fields.get("model") or {}, where)
+    try:
+        recipe = Recipe.model_validate(fields)
+    except ValidationError as error:
+        raise RecipeError(f"{where}: " + "; ".join(_explain(item) for item in error.errors())) from error
+    recipe.model_config_for(vocab_size=recipe.tokenizer.vocab_size, special_token_ids={})
+    return recipe
+
+
+def recipe_to_yaml(recipe: Recipe) -> str:
+    """The recipe with every default written out, as YAML."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read_recipe_text(path_or_name: str) -> tuple[str, str]:
+    path = Path(path_or_name)
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8"), path_or_name
+        except UnicodeDecodeError as error:
+            raise RecipeError(f"{path_or_name} is not UTF-8 text; a recipe is a YAML file") from error
+    built_in = resources.files("tercet.recipes")
+    # `recipes/demo.yaml`, `demo.yaml` and `demo` all name the packaged recipe where no such file lies at hand.
+    candidate = built_in / f"{path.stem}.yaml"
+    if candidate.is_file() and str(path.parent) in (".", "recipes") and path.suffix in ("", ".yaml"):
+        return candidate.read_text(encoding="utf-8"), f"recipe {path.stem}"
+    names = sorted(item.name.removesuffix(".yaml") for item in built_in.iterdir() if item.name.endswith(".yaml"))
+    raise RecipeError(f"no recipe at {path_or_name}; recipes that come with Tercet: {', '.join(names)}")
+
+
+def _apply_override(fields: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        raise RecipeError(f"--set {override}: expected section.key=value, such as training.num_steps=100")
+    *sections, name = key.strip().split(".")
+    target = fields
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise RecipeError(f"--set {override}: {section} is a value, not a section")
+    try:
+        target[name] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"--set {override}: the value is not YAML") from error
+
+
+def _check_model_fields(fields: Any, where: str) -> None:
+    if not isinstance(fields, Mapping):
+        raise RecipeError(f"{where}: model is {fields!r}: expected fields of TercetConfig")
+    known = sorted({*_config_fields(), "preset"})
+    for name in fields:
+        if name not in known:
+            raise RecipeError(f"{where}: unknown key model.{name}{_nearest(name, known)}")
+    if fields.get("preset", "modern") not in ("modern", "classic"):
+        raise RecipeError(f"{where}: model.preset is {fields['preset']!r}: choose modern or classic")
+
+
+@functools.cache
+def _config_fields() -> frozenset[str]:
+    from transformers import PretrainedConfig
+
+    return frozenset(field.name for field in dataclasses.fields(TercetConfig)) - frozenset(
+        field.name for field in dataclasses.fields(PretrainedConfig)
+    )
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]}?" if matches else f"; known: {', '.join(known)}"
+
+
+def _explain(item: Any) -> str:
+    """One pydantic error in words."""
+    location = [str(part) for part in item["loc"]]
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {'.'.join(location)}{_nearest(location[-1], _known_keys(location[:-1]))}"
+    if item["type"] == "missing":
+        return f"{'.'.join(location)} is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if not location:
+        return message
+    value = "" if isinstance(item["input"], (dict, BaseModel)) else f" is {item['input']!r}"
+    return f"{'.'.join(location)}{value}: {message}"
+
+
+def _known_keys(location: Sequence[str]) -> list[str]:
+    section: Any = Recipe
+    for part in location:
+        if not part.isdigit():
+            annotation = section.model_fields[part].annotation
+            # A tuple of sections: its entries' class.
+            section = next((a for a in getattr(annotation, "__args__", ()) if hasattr(a, "model_fields")), annotation)
+    return sorted(section.model_fields)

@@ -1,0 +1,56 @@
+"""Text from the model, for people to read."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from tercet.training.results import Sample
+
+
+@torch.no_grad()
+def make_samples(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int = 0,
+) -> list[Sample]:
+    """Continue each prompt once, sampled.
+
+    A prompt is read as the beginning of a document, behind the end-of-text token that starts every document in
+    training. The global random state is left as it was.
+
+    Returns:
+        Prompt, continuation and the settings in words.
+    """
+    was_training = model.training
+    model.eval()
+    samples = []
+    max_new_tokens = min(max_new_tokens, model.config.max_position_embeddings - 1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for prompt in prompts:
+            prompt_ids = document_start(tokenizer, prompt).to(model.device)
+            output = model.generate(
+                prompt_ids,
+                attention_mask=torch.ones_like(prompt_ids),
+                max_new_tokens=max_new_tokens,
+                do_sample=True,
+                temperature=temperature,
+                top_p=top_p,
+            )
+            text = tokenizer.decode(output[0, prompt_ids.shape[1] :], skip_special_tokens=True)
+            samples.append(Sample(prompt=prompt, text=text, settings=f"temperature {temperature}, top-p {top_p}"))
+    model.train(was_training)
+    return samples
+
+
+def document_start(tokenizer: PreTrainedTokenizerFast, prompt: str) -> torch.Tensor:
+    """Ids of a prompt as a document begins, (1, T): the start token, then the text, in which no special token is read."""
+    ids = tokenizer(prompt, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    return torch.tensor([[*start, *ids]])
