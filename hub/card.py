@@ -10,9 +10,10 @@ import re
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
+from tercet.training.atomic import write_atomically
 from tercet.training.curve import METRICS_NAME, read_metrics
 from tercet.training.errors import UserError
-from tercet.training.results import RESULTS_NAME, RunResults, write_atomically
+from tercet.training.results import RESULTS_NAME, RunResults
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCardData

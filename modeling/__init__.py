@@ -1,6 +1,6 @@
 """The decoder and its cache, registered with transformers' Auto classes.
 
-The three `*_tercet.py` files are copied to the Hub beside the weights; this one is not, which is why registration,
+The `*_tercet.py` files are copied to the Hub beside the weights; this one is not, which is why registration,
 and how code gets into a saved folder, stand here.
 """
 

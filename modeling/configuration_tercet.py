@@ -175,6 +175,8 @@ class TercetConfig(PreTrainedConfig):
         if self.position_embedding_type == "learned":
             # The base class fills in a default theta for every config that has the field.
             self.rope_parameters = None
+        # `@strict` calls this again and wraps what it raises in an error of its own; here it is a plain ValueError.
+        self.validate_architecture()
 
     def uses_rope(self, layer_idx: int) -> bool:
         """Whether layer `layer_idx` rotates its queries and keys."""

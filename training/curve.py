@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tercet.training.atomic import write_atomically
 from tercet.training.errors import UserError
-from tercet.training.results import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from tercet.training.errors import UserError
 
-class DataError(ValueError):
+
+class DataError(UserError):
     """The user's data cannot be used. The message is one line: what is wrong, where, and the remedy."""
 
 

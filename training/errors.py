@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from huggingface_hub.errors import StrictDataclassError
+
 
 class UserError(ValueError):
     """A mistake in what the user gave; the command line prints it in one line and exits with 2."""
@@ -19,7 +21,7 @@ def as_user_error(where: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except ValueError as error:
+    except (ValueError, StrictDataclassError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         # Config validation wraps the reason in a headline of its own; the reason is the last line.
         raise UserError(f"{where}: {lines[-1] if lines else type(error).__name__}") from error

@@ -69,7 +69,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder, prompt, max_new_tokens = sys.argv[1], sys.argv[2], int(sys.argv[3])
-tokenizer = AutoTokenizer.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 inputs = tokenizer(prompt, return_tensors="pt")
 num_prompt_tokens = inputs["input_ids"].shape[1]
@@ -98,6 +98,7 @@ def check_loads_without_tercet(folder: Path, prompt: str, *, max_new_tokens: int
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": modules}
         done = subprocess.run(
             [sys.executable, "-c", _SCRIPT, str(folder.resolve()), prompt, str(max_new_tokens)],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             env=environment,

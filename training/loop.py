@@ -309,7 +309,7 @@ class StopRequest:
 
 @contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a request that the loop answers after the step it is in; a second SIGINT acts at once."""
+    """Turn SIGINT and SIGTERM into a request, answered after the step that runs; a second SIGINT acts at once."""
     request = StopRequest()
     previous: dict[int, Any] = {}
 

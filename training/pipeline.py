@@ -319,7 +319,7 @@ def _results(
             duration_s=state.duration_s,
             tokens_per_second=outcome.tokens_per_second,
             mfu=outcome.mfu,
-            optimizer=f"{rates}, weight decay {optimizer.weight_decay:g}, gradient norm at most {optimizer.clip_norm:g}",
+            optimizer=f"{rates}, weight decay {optimizer.weight_decay:g}, gradients clipped at {optimizer.clip_norm:g}",
             schedule=f"{optimizer.schedule}, {optimizer.warmup_steps} warm-up steps",
             precision="bfloat16" if accelerator.mixed_precision == "bf16" else "float32",
             final_loss_nats=outcome.loss_nats,

@@ -5,14 +5,13 @@ infinity is refused when the record is made, not when someone reads the card.
 """
 
 import json
-import os
-import tempfile
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tercet.training.atomic import write_atomically
 from tercet.training.errors import UserError
 
 RESULTS_NAME = "results.json"
@@ -165,22 +164,3 @@ class RunResults(_Record):
             raise UserError(
                 f"{path}: {place}: {first['msg']}; run `tercet eval` (or train again) to measure it anew"
             ) from None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside `path`, sync, rename. On any failure (a full disk, Ctrl-C) `path` stays as it was."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes private files; a checkpoint is as readable as any other file of the user's.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -9,10 +9,11 @@ from typing import Any
 
 import yaml
 
+from tercet.training.atomic import write_atomically
 from tercet.training.checkpoints import list_checkpoints
 from tercet.training.errors import UserError
 from tercet.training.recipe import Recipe, recipe_to_yaml
-from tercet.training.results import RESULTS_NAME, write_atomically
+from tercet.training.results import RESULTS_NAME
 
 RECIPE_NAME = "recipe.yaml"
 DATA_NAME = "data"

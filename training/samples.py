@@ -50,7 +50,7 @@ def make_samples(
 
 
 def document_start(tokenizer: PreTrainedTokenizerFast, prompt: str) -> torch.Tensor:
-    """Ids of a prompt as a document begins, (1, T): the start token, then the text, in which no special token is read."""
+    """Ids of a prompt as a document begins, (1, T): the start token, then the text, read as plain text."""
     ids = tokenizer(prompt, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     return torch.tensor([[*start, *ids]])

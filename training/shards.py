@@ -10,19 +10,19 @@ import errno
 import hashlib
 import io
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from tercet.tokenizer import encode_documents
+from tercet.training.atomic import TEMPORARY_SUFFIX, write_atomically
 from tercet.training.documents import DataError, Document
 from tercet.training.split import DuplicateFilter, digest_is_validation, document_digest, split_tail
 from tercet.training.token_set import (
@@ -39,7 +39,6 @@ from tercet.training.token_set import (
 __all__ = ["PreparationReport", "PreparedData", "SourceReport", "TokenSet", "prepare"]
 
 _FORMAT = 1
-_TEMPORARY = ".tmp"
 _DOCUMENTS_PER_BATCH = 4096
 _CHARS_PER_BATCH = 1 << 21
 
@@ -83,13 +82,13 @@ def prepare(
     settings = _settings(tokenizer, validation_fraction, split_by, drop_duplicates, tokens_per_shard)
     data_dir = Path(data_dir)
     data_dir.mkdir(parents=True, exist_ok=True)
-    _remove(data_dir.glob(f"*{_TEMPORARY}"))
+    _remove(data_dir.glob(f"*{TEMPORARY_SUFFIX}"))
     preparation = _Preparation(data_dir, tokenizer, settings)
     with tqdm(unit="B", unit_scale=True, desc="Preparing", disable=not progress, dynamic_ncols=True) as bar:
         try:
             preparation.run(_watched(documents, drop_duplicates, bar))
         finally:
-            _remove(data_dir.glob(f"*{_TEMPORARY}"))
+            _remove(data_dir.glob(f"*{TEMPORARY_SUFFIX}"))
     preparation.finish()
     return PreparedData.open(data_dir)
 
@@ -210,7 +209,7 @@ class _Preparation:
         path = self.data_dir / MANIFEST
         if not path.exists() or path.read_text("utf-8") != text:
             self._remove_from(len(self.indexes))
-            _write_atomically(path, lambda stream: stream.write(text.encode()))
+            _write(path, text.encode())
 
     def _complaint(self, num_documents: int) -> str:
         if not num_documents:
@@ -240,9 +239,9 @@ class _Preparation:
             source=np.array(self.source, dtype=np.int32),
             report={source: SourceReport(**counts) for source, counts in self.counts.items()},
         )
-        _write_atomically(self.data_dir / f"{name}.bin", lambda stream: stream.write(tokens))
+        _write(self.data_dir / f"{name}.bin", lambda stream: stream.write(tokens))
         # The index is what makes the shard count, so it comes after the tokens.
-        _write_atomically(self.data_dir / f"{name}.npz", lambda stream: stream.write(_index_bytes(index)))
+        _write(self.data_dir / f"{name}.npz", _index_bytes(index))
         self.indexes.append(index)
         self._start_shard()
 
@@ -324,17 +323,10 @@ def _index_bytes(index: ShardIndex) -> bytes:
     return buffer.getvalue()
 
 
-def _write_atomically(path: Path, write: Callable[[io.BufferedWriter], object]) -> None:
-    """The file appears whole, under its name and on the disk, or not at all."""
-    temporary = path.with_name(path.name + _TEMPORARY)
+def _write(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     try:
-        with temporary.open("wb") as stream:
-            write(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        write_atomically(path, content)
     except OSError as error:
-        _remove([temporary])
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DataError(
                 f"The disk is full: {path} could not be written. Free some space and run the same command again; it "

@@ -1,0 +1,267 @@
+"""What a Tercet decoder is made of: norms, rotary positions, attention, feed-forward, one block.
+
+One block, pre-norm:  x -> norm -> q, k, v -> rotate -> cache -> softmax(q kT / sqrt(D) + mask) v -> o_proj -> + x
+                        -> norm -> feed-forward (expand, activate, contract) -> + x
+
+Shapes: B batch, T query tokens in this call, S keys visible (cached + T), H query heads, K key/value heads,
+G = H / K query heads a key/value head, D head_dim, E hidden_size. Under tensor parallelism H and K are those of one
+rank, which is why no shape below is taken from the config.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.deprecation import deprecate_kwarg
+
+from .configuration_tercet import TercetConfig
+
+
+class TercetRMSNorm(nn.Module):
+    """Divide by the root mean square of the last dimension, then scale (arXiv:1910.07467); any shape (..., E)."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.variance_epsilon = eps
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        # Statistics in float32: a bfloat16 mean of squares loses what the norm is for.
+        states = hidden_states.float()
+        states = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * states.to(hidden_states.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, eps={self.variance_epsilon}"
+
+
+def make_norm(config: TercetConfig) -> nn.Module:
+    """The norm over E that `config.norm_type` names."""
+    if config.norm_type == "layer_norm":
+        return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+    return TercetRMSNorm(config.hidden_size, config.norm_eps)
+
+
+class TercetRotaryEmbedding(nn.Module):
+    """Cosines and sines of every position's rotation angles (RoPE, arXiv:2104.09864)."""
+
+    inv_freq: torch.Tensor
+    original_inv_freq: torch.Tensor
+
+    def __init__(self, config: TercetConfig) -> None:
+        super().__init__()
+        # These names are a contract: transformers rebuilds the buffers after meta-device loading, and its
+        # `dynamic_rope_update` changes them, by name.
+        self.config = config
+        self.max_seq_len_cached = config.max_position_embeddings
+        self.original_max_seq_len = config.max_position_embeddings
+        assert config.rope_parameters is not None
+        self.rope_type = config.rope_parameters["rope_type"]
+        rope_init_fn = self.compute_default_rope_parameters
+        if self.rope_type != "default":
+            rope_init_fn = ROPE_INIT_FUNCTIONS[self.rope_type]
+        inv_freq, self.attention_scaling = rope_init_fn(config)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.register_buffer("original_inv_freq", inv_freq.clone(), persistent=False)
+
+    @staticmethod
+    def compute_default_rope_parameters(config: PreTrainedConfig, **kwargs: Any) -> tuple[torch.Tensor, float]:
+        """Inverse frequencies theta^(-2i/D), (D/2,), and the scale of the result, 1."""
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        return 1.0 / config.rope_parameters["rope_theta"] ** exponents, 1.0
+
+    @torch.no_grad()
+    @dynamic_rope_update
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines, (B, T, D) each, in the dtype of `x`, for positions (B, T)."""
+        angles = position_ids[..., None].float() * self.inv_freq.to(device=x.device, dtype=torch.float32)
+        angles = torch.cat((angles, angles), dim=-1)
+        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
+def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate pairs (i, i + D/2) of each head by its position's angles.
+
+    Args:
+        states: Queries or keys, (B, heads, T, D).
+        cos: (B, 1, T, D).
+        sin: (B, 1, T, D).
+
+    Returns:
+        (B, heads, T, D).
+    """
+    first, second = states.chunk(2, dim=-1)
+    return states * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(q kT scaling + mask) v, written out; the reference for every other implementation.
+
+    The G query heads of a group are laid along the query axis, so keys and values are never repeated (GQA).
+
+    Args:
+        query: (B, H, T, D).
+        key: (B, K, S, D).
+        value: (B, K, S, D).
+        attention_mask: Added to the scores, broadcastable to (B, H, T, S), or None for no mask at all.
+
+    Returns:
+        The output (B, T, H, D) and the attention weights (B, H, T, S).
+    """
+    batch_size, num_heads, num_tokens, head_dim = query.shape
+    num_kv_heads = key.shape[1]
+    grouped_query = query.reshape(batch_size, num_kv_heads, -1, head_dim)  # (B, K, G T, D)
+    scores = torch.matmul(grouped_query, key.transpose(2, 3)) * scaling  # (B, K, G T, S)
+    scores = scores.view(batch_size, num_heads, num_tokens, -1)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    grouped_weights = weights.reshape(batch_size, num_kv_heads, -1, weights.shape[-1])  # (B, K, G T, S)
+    output = torch.matmul(grouped_weights, value).view(batch_size, num_heads, num_tokens, -1)
+    return output.transpose(1, 2).contiguous(), weights
+
+
+class TercetAttention(nn.Module):
+    """Masked multi-head attention with grouped key/value heads and an optional cache."""
+
+    def __init__(self, config: TercetConfig, layer_idx: int) -> None:
+        super().__init__()
+        assert config.head_dim is not None and config.num_key_value_heads is not None
+        assert config.layer_types is not None
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = self.head_dim**-0.5
+        self.attention_dropout = config.attention_dropout
+        self.is_causal = True
+        self.uses_rope = config.uses_rope(layer_idx)
+        self.sliding_window = config.sliding_window if config.layer_types[layer_idx] == "sliding_attention" else None
+
+        query_size, kv_size = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_output_bias)
+        self.q_norm = TercetRMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = TercetRMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
+
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        attention_mask: torch.Tensor | None = None,
+        cache: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Mix information between positions.
+
+        Args:
+            hidden_states: (B, T, E), normalised.
+            position_embeddings: Cosines and sines, (B, T, D) each; None with learned positions.
+            attention_mask: What the attention implementation wants: (B, 1, T, S), a flex block mask, or None.
+            cache: Gets the new keys and values and returns all visible ones.
+
+        Returns:
+            The output (B, T, E), and the weights (B, H, T, S) where the implementation has them.
+        """
+        batch_size, num_tokens, _ = hidden_states.shape
+        query = self.q_proj(hidden_states).view(batch_size, num_tokens, -1, self.head_dim)  # (B, T, H, D)
+        key = self.k_proj(hidden_states).view(batch_size, num_tokens, -1, self.head_dim)  # (B, T, K, D)
+        value = self.v_proj(hidden_states).view(batch_size, num_tokens, -1, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # (B, heads, T, D)
+        if self.uses_rope and position_embeddings is not None:
+            cos, sin = position_embeddings[0].unsqueeze(1), position_embeddings[1].unsqueeze(1)
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if cache is not None:
+            # Continuous batching edits `kwargs` in place, so it gets the dict itself.
+            key, value = cache.update(key, value, self.layer_idx, kwargs=kwargs)  # (B, K, S, D)
+
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        output, weights = attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            sliding_window=self.sliding_window,
+            **kwargs,
+        )
+        return self.o_proj(output.reshape(batch_size, num_tokens, -1)), weights
+
+
+class TercetMLP(nn.Module):
+    """Feed-forward layer, each position by itself: expand, activate, contract; (B, T, E) in and out."""
+
+    def __init__(self, config: TercetConfig) -> None:
+        super().__init__()
+        assert config.intermediate_size is not None
+        is_gated = config.mlp_type == "gated"
+        sizes = (config.hidden_size, config.intermediate_size)
+        self.gate_proj = nn.Linear(*sizes, bias=config.mlp_bias) if is_gated else None
+        self.up_proj = nn.Linear(*sizes, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(*reversed(sizes), bias=config.mlp_bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if self.gate_proj is None:
+            return self.down_proj(self.act_fn(self.up_proj(hidden_states)))
+        return self.down_proj(self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
+
+
+class TercetDecoderLayer(GradientCheckpointingLayer):
+    """One block: attention, then feed-forward, each added to the residual stream; (B, T, E) in and out."""
+
+    def __init__(self, config: TercetConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = TercetAttention(config, layer_idx)
+        self.mlp = TercetMLP(config)
+        self.input_layernorm = make_norm(config)
+        self.post_attention_layernorm = make_norm(config)
+        self.hidden_dropout = config.hidden_dropout
+
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        # Gradient checkpointing replays positional tensors and blanks `cache` and `use_cache` among the keywords.
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + F.dropout(attended, self.hidden_dropout, self.training)
+        expanded = self.mlp(self.post_attention_layernorm(hidden_states))
+        return hidden_states + F.dropout(expanded, self.hidden_dropout, self.training)
+
+
+__all__ = [
+    "TercetAttention",
+    "TercetDecoderLayer",
+    "TercetMLP",
+    "TercetRMSNorm",
+    "TercetRotaryEmbedding",
+    "eager_attention_forward",
+    "make_norm",
+    "rotate",
+]

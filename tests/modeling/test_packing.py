@@ -1,0 +1,82 @@
+"""Documents packed into one row never see each other: not by default, not with a mask, not silently with a cache."""
+
+import pytest
+import torch
+
+from tercet.modeling import TercetCache
+
+ATOL = 2e-5
+
+
+def pack(*documents):
+    ids = torch.cat(documents)[None]
+    positions = torch.cat([torch.arange(len(document)) for document in documents])[None]
+    return ids, positions
+
+
+@pytest.fixture
+def documents(make_ids):
+    return make_ids(1, 6, seed=1)[0], make_ids(1, 9, seed=2)[0], make_ids(1, 3, seed=3)[0]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"use_cache": False}, {}, {"attention_mask": "ones"}, {"attention_mask": "ones", "use_cache": False}],
+    ids=["no_cache", "defaults", "mask", "mask_no_cache"],
+)
+@torch.no_grad()
+def test_packed_equals_separate(model, documents, arguments, implementation):
+    model.set_attn_implementation(implementation)
+    ids, positions = pack(*documents)
+    if arguments.get("attention_mask") == "ones":
+        arguments = {**arguments, "attention_mask": torch.ones_like(ids)}
+    packed = model(ids, position_ids=positions, **arguments).logits[0]
+    separate = torch.cat([model(document[None], use_cache=False).logits[0] for document in documents])
+    torch.testing.assert_close(packed, separate, rtol=0, atol=ATOL)
+
+
+@torch.no_grad()
+def test_changing_one_document_moves_no_logit_of_another(model, documents, make_ids):
+    first, second, third = documents
+    before = model(*pack(first, second, third)[:1], position_ids=pack(first, second, third)[1]).logits[0, len(first) :]
+    other = make_ids(1, len(first), seed=9)[0]
+    ids, positions = pack(other, second, third)
+    after = model(ids, position_ids=positions).logits[0, len(first) :]
+    assert torch.equal(before, after)
+
+
+@torch.no_grad()
+def test_packed_rows_with_padding_and_a_mask(model, documents):
+    ids, positions = pack(*documents)
+    num_padding = 4
+    padded = torch.cat([torch.full((1, num_padding), 1), ids], dim=1)
+    mask = torch.cat([torch.zeros(1, num_padding), torch.ones_like(ids)], dim=1)
+    padded_positions = torch.cat([torch.zeros(1, num_padding, dtype=torch.long), positions], dim=1)
+    logits = model(padded, position_ids=padded_positions, attention_mask=mask).logits[0, num_padding:]
+    torch.testing.assert_close(logits, model(ids, position_ids=positions).logits[0], rtol=0, atol=ATOL)
+
+
+def test_packed_rows_and_a_cache_are_refused(modern_model, documents):
+    ids, positions = pack(*documents)
+    with pytest.raises(ValueError, match="position_ids restart"):
+        modern_model(ids, position_ids=positions, cache=TercetCache(modern_model.config))
+
+
+def test_a_packed_row_leaves_no_cache_behind(modern_model, documents):
+    ids, positions = pack(*documents)
+    assert modern_model(ids, position_ids=positions, use_cache=True).cache is None
+
+
+def test_packed_rows_train_each_document_alone(model, documents):
+    """Gradients, too: the sum over separate documents."""
+    model.train()
+    ids, positions = pack(*documents)
+    labels = torch.cat([torch.cat([document[1:], torch.tensor([-100])]) for document in documents])[None]
+    model(ids, position_ids=positions, shift_labels=labels, num_items_in_batch=1, skip_logits=True).loss.backward()
+    packed = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    for document in documents:
+        model(document[None], labels=document[None], num_items_in_batch=1).loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(packed[name], parameter.grad, rtol=1e-3, atol=1e-4, msg=name)

@@ -1,0 +1,156 @@
+"""What is saved comes back with the same bits: by class, by the Auto classes, and as remote code without Tercet."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from tercet.modeling import (
+    TercetForCausalLM,
+    TercetForQuestionAnswering,
+    TercetForSequenceClassification,
+    TercetForTokenClassification,
+    TercetModel,
+)
+
+CODE_FILES = {"cache_tercet.py", "configuration_tercet.py", "layers_tercet.py", "modeling_tercet.py"}
+
+
+def assert_same_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    ours, theirs = one.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_same_bits_by_class_and_through_auto_classes(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    assert_same_weights(model, TercetForCausalLM.from_pretrained(tmp_path))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is TercetForCausalLM
+    assert_same_weights(model, loaded)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is type(model.config)
+    assert_same_weights(model.model, AutoModel.from_pretrained(tmp_path))
+
+
+def test_same_logits_after_loading(model, tmp_path, make_ids):
+    """Buffers that are not saved, such as rotary frequencies, are made anew with the same values."""
+    model.save_pretrained(tmp_path)
+    ids = make_ids(1, 9)
+    assert torch.equal(TercetForCausalLM.from_pretrained(tmp_path)(ids).logits, model(ids).logits)
+
+
+def test_sharded_weights_come_back(modern_model, tmp_path):
+    modern_model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert_same_weights(modern_model, TercetForCausalLM.from_pretrained(tmp_path))
+
+
+def test_half_precision_is_kept_by_auto_dtype(modern_model, tmp_path):
+    modern_model.to(torch.bfloat16).save_pretrained(tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "head_class",
+    [TercetModel, TercetForSequenceClassification, TercetForTokenClassification, TercetForQuestionAnswering],
+)
+def test_every_head_comes_back(modern_model, tmp_path, head_class):
+    model = head_class(modern_model.config)
+    model.save_pretrained(tmp_path)
+    assert_same_weights(model, head_class.from_pretrained(tmp_path))
+
+
+def test_a_classifier_starts_from_the_language_models_weights(modern_model, tmp_path):
+    modern_model.save_pretrained(tmp_path)
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert_same_weights(classifier.model, modern_model.model)
+    assert classifier.score.weight.shape == (3, modern_model.config.hidden_size)
+
+
+class Reinitialised(TercetForCausalLM):
+    """A user's subclass that initialises the way much code on the Hub does."""
+
+    def _init_weights(self, module):
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            module.weight.data.normal_(mean=5.0, std=0.1)
+
+
+def test_a_subclass_that_initialises_in_place_keeps_loaded_weights(modern_model, tmp_path):
+    modern_model.save_pretrained(tmp_path)
+    assert_same_weights(modern_model, Reinitialised.from_pretrained(tmp_path))
+    # Its own initialisation does run where there is nothing to load.
+    assert Reinitialised(modern_model.config).model.layers[0].mlp.up_proj.weight.mean() > 4
+
+
+class TestTiedWeights:
+    def test_saved_once(self, modern_model, tmp_path):
+        modern_model.save_pretrained(tmp_path)
+        with safe_open(tmp_path / "model.safetensors", "pt") as file:
+            assert "model.embed_tokens.weight" in file.keys()  # noqa: SIM118 - no mapping
+            assert "lm_head.weight" not in file.keys()  # noqa: SIM118
+
+    def test_tied_after_loading_training_and_saving_again(self, modern_model, tmp_path, make_ids):
+        modern_model.save_pretrained(tmp_path / "first")
+        loaded = TercetForCausalLM.from_pretrained(tmp_path / "first")  # built on the meta device, then filled
+        assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+        optimizer = torch.optim.SGD(loaded.parameters(), lr=0.1)
+        ids = make_ids(2, 8)
+        loaded(ids, labels=ids).loss.backward()
+        optimizer.step()
+        assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+        assert not torch.equal(loaded.lm_head.weight, modern_model.lm_head.weight)
+        loaded.save_pretrained(tmp_path / "second")
+        again = TercetForCausalLM.from_pretrained(tmp_path / "second")
+        assert again.lm_head.weight is again.model.embed_tokens.weight
+        assert_same_weights(again, loaded)
+
+
+WITHOUT_TERCET = """
+import json, sys
+
+class NoTercet:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tercet":
+            raise ModuleNotFoundError("tercet is blocked")
+
+sys.meta_path.insert(0, NoTercet())
+import torch
+from transformers import AutoModelForCausalLM
+
+folder, ids = sys.argv[1], torch.tensor([json.loads(sys.argv[2])])
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+assert "tercet" not in sys.modules
+model.save_pretrained(sys.argv[3])
+torch.save(model(ids).logits.detach(), sys.argv[3] + "/logits.pt")
+print(json.dumps(model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=-1)[0].tolist()))
+"""
+
+
+def run_without_tercet(folder, ids, again, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TERCET, str(folder), json.dumps(ids[0].tolist()), str(again)],
+        capture_output=True, text=True, env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1]), torch.load(again / "logits.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("config", ["modern", "classic"], indirect=True)
+def test_remote_code_in_a_process_without_tercet(model, make_ids, tmp_path):
+    ids = make_ids(1, 6)
+    expected = model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=-1)[0].tolist()
+    model.save_pretrained(tmp_path / "first")
+    assert {path.name for path in (tmp_path / "first").iterdir()} >= CODE_FILES
+    tokens, logits = run_without_tercet(tmp_path / "first", ids, tmp_path / "second", tmp_path)
+    assert tokens == expected
+    assert torch.equal(logits, model(ids).logits)
+    # What that process saved is a whole folder again, and so is what the package makes of it.
+    assert {path.name for path in (tmp_path / "second").iterdir()} >= CODE_FILES
+    TercetForCausalLM.from_pretrained(tmp_path / "second").save_pretrained(tmp_path / "third")
+    assert run_without_tercet(tmp_path / "third", ids, tmp_path / "fourth", tmp_path)[0] == expected

@@ -1,0 +1,38 @@
+"""Files that are there whole or not at all."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Write beside `path`, sync, rename. On any failure (a full disk, Ctrl-C) `path` stays as it was.
+
+    Args:
+        path: Its folder must be there.
+        content: The bytes, or a function that writes them to the open file.
+    """
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes private files; a checkpoint is as readable as any other file of the user's.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+TEMPORARY_SUFFIX = ".writing"
+"""Ends the names of files that are not finished; one that is left over, after a kill, may be removed."""
