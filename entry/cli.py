@@ -3,7 +3,6 @@
 A mistake of the user's is one line on standard error and exit code 2; anything else is a bug and shows its traceback.
 """
 
-import errno
 import os
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated
 import typer
 
 import tercet
+from tercet.training.atomic import is_disk_full
 from tercet.training.errors import UserError
 
 app = typer.Typer(
@@ -181,13 +181,10 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        if not is_disk_full(error):
             raise
-        _fail(
-            f"the disk is full{f' ({error.filename})' if error.filename else ''}: free some space and run the same "
-            "command again; what was finished is kept"
-        )
+        _fail("the disk is full: free some space and run the same command again; what was finished is kept")
 
 
 def _fail(message: str) -> None:

@@ -59,8 +59,8 @@ def _report_interruption(outcome: RunOutcome, command: str) -> bool:
     if loop is None or loop.interrupted_by is None or not _is_main_process():
         return loop is not None and loop.interrupted_by is not None
     typer.echo(
-        f"Stopped by {loop.interrupted_by} after step {loop.state.step}; saved in {loop.checkpoint}.\n"
-        f"To go on: {command}"
+        f"Stopped by {loop.interrupted_by} after step {loop.state.step} and saved in {loop.checkpoint}; "
+        f"to go on: {command}"
     )
     return True
 

@@ -1,5 +1,6 @@
 """Files that are there whole or not at all."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable
@@ -36,3 +37,14 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
 
 TEMPORARY_SUFFIX = ".writing"
 """Ends the names of files that are not finished; one that is left over, after a kill, may be removed."""
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a full disk, or a used-up quota, is behind an error; safetensors says so in words only."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if "No space left on device" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,6 +1,7 @@
 """From a recipe to a finished folder: tokenizer, data, model, training, evaluation, samples, curve, card."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tercet.modeling import TercetForCausalLM
 from tercet.tokenizer import train_tokenizer
 from tercet.training import results
 from tercet.training.accounting import num_non_embedding_parameters, num_parameters
+from tercet.training.checkpoints import list_checkpoints
 from tercet.training.curve import METRICS_NAME, plot_losses
 from tercet.training.documents import Document
 from tercet.training.errors import UserError, as_user_error
@@ -70,19 +72,29 @@ def train(recipe: Recipe, *, output_dir: Path | None = None, restart: bool = Fal
     folder = Path(output_dir if output_dir is not None else recipe.output_dir)
     accelerator = make_accelerator(recipe, folder)
     tell: Say = say if accelerator.is_main_process else _silent
+    is_new = not folder.exists()
     if accelerator.is_main_process:
         open_run_folder(recipe, folder, restart=restart)
     accelerator.wait_for_everyone()
     if is_finished(folder):
         tell(f"{folder} holds a finished run of this recipe; --restart trains it anew.")
         return RunOutcome(folder, results.RunResults.load(folder / results.RESULTS_NAME), None)
+    try:
+        return _run(recipe, folder, accelerator, tell)
+    except UserError:
+        # A run that could not begin leaves nothing; one that has trained keeps what it has.
+        if is_new and accelerator.is_main_process and not list_checkpoints(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _run(recipe: Recipe, folder: Path, accelerator: Accelerator, say: Say) -> RunOutcome:
     set_seed(recipe.seed)
     with accelerator.main_process_first():
-        tokenizer = make_tokenizer(recipe, folder, tell)
-        data = make_data(recipe, tokenizer, folder, tell, progress=accelerator.is_main_process)
+        tokenizer = make_tokenizer(recipe, folder, say)
+        data = make_data(recipe, tokenizer, folder, say, progress=accelerator.is_main_process)
     model = make_model(recipe, tokenizer)
-    tell(f"Model      {num_parameters(model):,} parameters, {model.config.num_hidden_layers} layers")
-    peak = measure_matmul_flops(accelerator.device) * accelerator.num_processes
+    say(f"Model      {num_parameters(model):,} parameters, {model.config.num_hidden_layers} layers")
     outcome = run_loop(
         recipe,
         output_dir=folder,
@@ -91,11 +103,11 @@ def train(recipe: Recipe, *, output_dir: Path | None = None, restart: bool = Fal
         data=data,
         accelerator=accelerator,
         write_model=lambda path: write_model_folder(model, tokenizer, path),
-        peak_flops=peak,
+        peak_flops=measure_matmul_flops(accelerator.device) * accelerator.num_processes,
     )
     measured = None
     if outcome.interrupted_by is None:
-        measured = finish(recipe, folder, model, tokenizer, data, accelerator, outcome, tell)
+        measured = finish(recipe, folder, model, tokenizer, data, accelerator, outcome, say)
     accelerator.end_training()
     return RunOutcome(folder, measured, outcome)
 

@@ -6,7 +6,6 @@ changed tokenizer, split or text makes a new set, a grown corpus costs only what
 one reading.
 """
 
-import errno
 import hashlib
 import io
 import json
@@ -22,7 +21,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from tercet.tokenizer import encode_documents
-from tercet.training.atomic import TEMPORARY_SUFFIX, write_atomically
+from tercet.training.atomic import TEMPORARY_SUFFIX, is_disk_full, write_atomically
 from tercet.training.documents import DataError, Document
 from tercet.training.split import DuplicateFilter, digest_is_validation, document_digest, split_tail
 from tercet.training.token_set import (
@@ -327,7 +326,7 @@ def _write(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     try:
         write_atomically(path, content)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             raise DataError(
                 f"The disk is full: {path} could not be written. Free some space and run the same command again; it "
                 f"goes on after the shards that are finished."

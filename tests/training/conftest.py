@@ -1,0 +1,55 @@
+"""A run that takes seconds: small text, small model, a few steps."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tercet.training.recipe import Recipe, recipe_from_fields
+
+
+@pytest.fixture(scope="session")
+def text_folder(small_corpus, tmp_path_factory) -> Path:
+    """Forty documents of English prose, a file each."""
+    folder = tmp_path_factory.mktemp("text")
+    for index, text in enumerate(small_corpus[:40]):
+        (folder / f"{index:02d}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def recipe_fields(text_folder) -> dict[str, Any]:
+    """The recipe as plain values, to be changed by a test. It has dropout, so that random state matters."""
+    return {
+        "output_dir": "unused",
+        "seed": 3,
+        "data": {"path": str(text_folder), "validation_fraction": 0.2},
+        "tokenizer": {"vocab_size": 300},
+        "model": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_dropout": 0.1},
+        "optimizer": {"warmup_steps": 2},
+        "training": {
+            "num_steps": 8,
+            "row_length": 32,
+            "rows_per_step": 4,
+            "batch_size_per_device": 2,
+            "device": "cpu",
+            "log_every": 1,
+            "evaluate_every": 4,
+            "save_every": 3,
+        },
+        "samples": {"prompts": ["The"], "max_new_tokens": 5},
+    }
+
+
+@pytest.fixture
+def make_recipe(recipe_fields) -> Callable[..., Recipe]:
+    """The recipe with some values changed: make_recipe(training={"num_steps": 2})."""
+
+    def make(**sections: dict[str, Any]) -> Recipe:
+        fields = dict(recipe_fields)
+        for name, values in sections.items():
+            fields[name] = {**fields.get(name, {}), **values} if isinstance(values, dict) else values
+        return recipe_from_fields(fields)
+
+    return make

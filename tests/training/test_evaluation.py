@@ -1,0 +1,80 @@
+"""Bits per byte against the definition, written out."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tercet.modeling import TercetConfig, TercetForCausalLM
+from tercet.training.documents import Document
+from tercet.training.evaluation import evaluate
+from tercet.training.shards import prepare
+
+TEXTS = ["A short one.", "Grüße, 世界! " * 3, "x = [1, 2, 3]\n" * 40]
+
+
+@pytest.fixture
+def token_set(small_tokenizer, tmp_path):
+    return prepare(
+        [Document(text, "test") for text in TEXTS], small_tokenizer, tmp_path,
+        validation_fraction=0.0, split_by="document", drop_duplicates=False, progress=False,
+    ).train  # fmt: skip
+
+
+def make_model(family, vocab_size):
+    torch.manual_seed(0)
+    if family == "gpt2":
+        return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, n_embd=16, n_layer=1, n_head=2, n_positions=512))
+    return TercetForCausalLM(
+        TercetConfig(vocab_size=vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                     initializer_range=0.3)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["tercet", "gpt2"])
+def test_against_the_definition(token_set, small_tokenizer, family):
+    """With rows that hold every document whole, nothing is approximated."""
+    model = make_model(family, len(small_tokenizer)).eval()
+    eos = small_tokenizer.eos_token_id
+    nats_of_text = nats_of_all = 0.0
+    num_labels = 0
+    for text in TEXTS:
+        ids = [eos, *small_tokenizer(text)["input_ids"], eos]
+        with torch.no_grad():
+            logits = model(torch.tensor([ids[:-1]])).logits[0]
+        nats = F.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none").double()
+        nats_of_text += float(nats[:-1].sum())
+        nats_of_all += float(nats.sum())
+        num_labels += len(nats)
+    result = evaluate(model, token_set, row_length=512, eos_token_id=eos, pad_token_id=small_tokenizer.pad_token_id)
+    num_bytes = sum(len(text.encode()) for text in TEXTS)
+    assert result.num_bytes == num_bytes
+    assert result.num_tokens == num_labels
+    assert result.bits_per_byte == pytest.approx(nats_of_text / math.log(2) / num_bytes, rel=1e-5)
+    assert result.loss_nats == pytest.approx(nats_of_all / num_labels, rel=1e-5)
+    assert result.perplexity == pytest.approx(math.exp(result.loss_nats))
+
+
+@pytest.mark.parametrize(("row_length", "stride"), [(16, 16), (16, 8), (16, 1), (40, 13)])
+def test_a_uniform_model_scores_the_same_at_any_window(token_set, small_tokenizer, row_length, stride):
+    model = make_model("tercet", len(small_tokenizer)).eval()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    result = evaluate(
+        model, token_set, row_length=row_length, stride=stride,
+        eos_token_id=small_tokenizer.eos_token_id, pad_token_id=small_tokenizer.pad_token_id,
+    )  # fmt: skip
+    text_tokens = int(np.sum(token_set.document_lengths)) - len(TEXTS)
+    assert result.loss_nats == pytest.approx(math.log(len(small_tokenizer)), rel=1e-5)
+    assert result.bits_per_byte == pytest.approx(
+        text_tokens * math.log2(len(small_tokenizer)) / token_set.num_bytes, rel=1e-5
+    )
+
+
+def test_the_model_stays_in_its_mode(token_set, small_tokenizer):
+    model = make_model("tercet", len(small_tokenizer)).train()
+    evaluate(model, token_set, row_length=64, eos_token_id=0, pad_token_id=1)
+    assert model.training

@@ -1,0 +1,113 @@
+"""A recipe is checked before anything is touched, and every mistake is named with its remedy."""
+
+from importlib import resources
+
+import pytest
+import yaml
+
+from tercet.training.recipe import RecipeError, load_recipe, recipe_from_fields, recipe_to_yaml
+
+BUILT_IN = sorted(
+    item.name.removesuffix(".yaml")
+    for item in resources.files("tercet.recipes").iterdir()
+    if item.name.endswith(".yaml")
+)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_recipes_are_whole(name):
+    recipe = load_recipe(name)
+    assert recipe.training.num_steps > 0
+    assert recipe_from_fields(yaml.safe_load(recipe_to_yaml(recipe))) == recipe
+
+
+@pytest.mark.parametrize("name", ["demo", "demo.yaml", "recipes/demo.yaml"])
+def test_a_built_in_recipe_by_any_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe(name) == load_recipe("demo")
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("training", {"num_step": 5}, "unknown key training.num_step; did you mean num_steps?"),
+        ("model", {"hiden_size": 5}, "unknown key model.hiden_size; did you mean hidden_size?"),
+        ("optimizer", {"lr": 1}, "unknown key optimizer.lr; known: betas"),
+        ("data", {"pth": "x"}, "unknown key data.pth; did you mean path?"),
+        ("training", {"num_steps": 0}, "training.num_steps is 0: input should be greater than or equal to 1"),
+        ("training", {"num_steps": "many"}, "training.num_steps is 'many': input should be a valid integer"),
+        ("training", {"device": "tpu"}, "training.device is 'tpu': input should be 'auto', 'cpu' or 'cuda'"),
+        ("training", {"batch_size_per_device": 3}, "rows_per_step (4) is not a multiple"),
+        ("data", {"sources": [{"path": "x"}]}, "either data.path or data.sources"),
+        ("data", {"path": None}, "either data.path or data.sources"),
+        ("model", {"num_attention_heads": 3}, "hidden_size (16) is not a multiple of num_attention_heads (3)"),
+        ("model", {"max_position_embeddings": 16}, "training.row_length (32) is beyond"),
+        ("model", {"mlp_type": "moe"}, "mlp_type"),
+        ("model", {"preset": "ancient"}, "choose modern or classic"),
+    ],
+)
+def test_each_mistake_is_one_line_that_names_it(make_recipe, section, values, message):
+    with pytest.raises(RecipeError) as caught:
+        make_recipe(**{section: values})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_mistakes_are_all_named(make_recipe):
+    with pytest.raises(RecipeError) as caught:
+        make_recipe(training={"num_step": 1, "row_lenght": 2})
+    assert "did you mean num_steps?" in str(caught.value)
+    assert "did you mean row_length?" in str(caught.value)
+
+
+def test_a_source_in_a_list_is_checked_too(make_recipe):
+    with pytest.raises(RecipeError, match=r"unknown key data\.sources\.0\.text_colum; did you mean text_column"):
+        make_recipe(data={"path": None, "sources": [{"path": "x", "text_colum": "t"}]})
+
+
+class TestOverrides:
+    def test_values_are_read_as_yaml(self):
+        recipe = load_recipe(
+            "demo", ["training.num_steps=7", "samples.prompts=[a, b]", "data.drop_duplicates=false", "seed=9"]
+        )
+        assert recipe.training.num_steps == 7
+        assert recipe.samples.prompts == ("a", "b")
+        assert recipe.data.drop_duplicates is False
+        assert recipe.seed == 9
+
+    def test_a_section_may_be_new(self):
+        assert load_recipe("shakespeare", ["card.license=mit"]).card.license == "mit"
+
+    @pytest.mark.parametrize(
+        ("override", "message"),
+        [
+            ("training.num_steps", "expected section.key=value"),
+            ("seed.x=1", "seed is a value, not a section"),
+            ("training.num_stepz=1", "did you mean num_steps"),
+            ("training.num_steps={", "not YAML"),
+        ],
+    )
+    def test_mistakes(self, override, message):
+        with pytest.raises(RecipeError, match=message):
+            load_recipe("demo", [override])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"data: [", "is not YAML"),
+        (b"- a\n- b\n", "holds no recipe"),
+        (b"", "holds no recipe"),
+        (b"\xff\xfe\x00", "is not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_recipe(tmp_path, content, message):
+    path = tmp_path / "r.yaml"
+    path.write_bytes(content)
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(str(path))
+
+
+def test_a_missing_file_lists_what_there_is():
+    with pytest.raises(RecipeError, match=r"no recipe at nowhere\.yaml.*demo.*shakespeare"):
+        load_recipe("nowhere.yaml")

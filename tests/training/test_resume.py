@@ -1,0 +1,184 @@
+"""A run that was stopped, in any way, ends with the bits of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tercet.training.loop as loop_module
+from tercet.training.checkpoints import CHECKPOINTS, list_checkpoints
+from tercet.training.errors import UserError
+from tercet.training.pipeline import train
+from tercet.training.recipe import recipe_to_yaml
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def losses(folder):
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(r["step"], r.get("loss_nats"), r.get("validation_loss_nats")) for r in records]
+
+
+def assert_same_run(one, other):
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert losses(one) == losses(other)
+
+
+def silently(line):
+    """Where a test does not read what a run says."""
+
+
+class Killed(BaseException):
+    """What stands for a power cut."""
+
+
+@pytest.fixture
+def untouched(make_recipe, tmp_path):
+    train(make_recipe(), output_dir=tmp_path / "untouched", say=silently)
+    return tmp_path / "untouched"
+
+
+@pytest.mark.parametrize("dies_in_step", [1, 2, 5, 8])
+def test_killed_and_started_again(make_recipe, tmp_path, untouched, monkeypatch, dies_in_step):
+    folder, real_step, calls = tmp_path / "killed", loop_module.training_step, []
+
+    def dying_step(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == dies_in_step:
+            raise Killed
+        return real_step(*args, **kwargs)
+
+    monkeypatch.setattr(loop_module, "training_step", dying_step)
+    with pytest.raises(Killed):
+        train(make_recipe(), output_dir=folder, say=silently)
+    assert not (folder / "model.safetensors").exists()
+    monkeypatch.setattr(loop_module, "training_step", real_step)
+    outcome = train(make_recipe(), output_dir=folder, say=silently)
+    assert outcome.results is not None
+    assert_same_run(folder, untouched)
+
+
+def test_killed_while_saving(make_recipe, tmp_path, untouched, monkeypatch):
+    """A torn checkpoint is never loaded, and never left to be taken for one."""
+    import tercet.training.pipeline as pipeline_module
+
+    folder, real_write, calls = tmp_path / "killed", pipeline_module.write_model_folder, []
+
+    def dying_write(model, tokenizer, path):
+        real_write(model, tokenizer, path)
+        calls.append(path)
+        if len(calls) == 2:
+            (path / "model.safetensors").write_bytes(b"half")
+            os._exit(9)
+
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(pipeline_module, "write_model_folder", dying_write)
+        train(make_recipe(), output_dir=folder, say=silently)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert [path.name for path in list_checkpoints(folder)] == ["step-00000003"]
+    assert list((folder / CHECKPOINTS).glob(".writing-*"))
+    train(make_recipe(), output_dir=folder, say=silently)
+    assert not list((folder / CHECKPOINTS).glob(".writing-*"))
+    assert_same_run(folder, untouched)
+
+
+def test_stopped_by_ctrl_c(make_recipe, tmp_path):
+    """A real process, a real signal: it saves, says where and how to go on, and the rest is the same to the bit."""
+    recipe_path, output = tmp_path / "r.yaml", tmp_path / "run"
+    recipe_path.write_text(recipe_to_yaml(make_recipe(training={"num_steps": 300, "save_every": 1000, "log_every": 1})))
+    command = [sys.executable, "-m", "tercet", "train", str(recipe_path), "--output", str(output)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (output / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert "Stopped by SIGINT after step" in stdout
+    assert f"to go on: tercet train {recipe_path} --output {output}" in stdout
+    (saved,) = list_checkpoints(output)
+    assert str(saved) in stdout
+    assert not (output / "config.json").exists()
+
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "going on from step" in again.stdout
+    whole = tmp_path / "whole"
+    train(make_recipe(training={"num_steps": 300, "save_every": 1000, "log_every": 1}), output_dir=whole, say=silently)
+    assert_same_run(output, whole)
+
+
+def test_the_same_seed_gives_the_same_bits(make_recipe, tmp_path, untouched):
+    train(make_recipe(), output_dir=tmp_path / "again", say=silently)
+    assert_same_run(tmp_path / "again", untouched)
+
+
+def test_another_seed_does_not(make_recipe, tmp_path, untouched):
+    train(make_recipe(seed=4), output_dir=tmp_path / "other", say=silently)
+    assert losses(tmp_path / "other") != losses(untouched)
+
+
+def test_old_checkpoints_go(make_recipe, untouched):
+    # 8 steps, saved every 3 and at the end, two kept.
+    assert [path.name for path in list_checkpoints(untouched)] == ["step-00000006", "step-00000008"]
+
+
+def test_tied_weights_stay_tied_through_training_and_resume(untouched):
+    from transformers import AutoModelForCausalLM
+
+    for folder in (untouched, *list_checkpoints(untouched)):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        assert model.lm_head.weight is model.get_input_embeddings().weight
+        assert "lm_head.weight" not in weights(folder)
+
+
+def test_a_damaged_checkpoint_is_named(make_recipe, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    real_step, calls = loop_module.training_step, []
+
+    def dying_step(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 5:
+            raise Killed
+        return real_step(*args, **kwargs)
+
+    monkeypatch.setattr(loop_module, "training_step", dying_step)
+    with pytest.raises(Killed):
+        train(make_recipe(), output_dir=folder, say=silently)
+    (checkpoint,) = list_checkpoints(folder)
+    (checkpoint / "model.safetensors").write_bytes(b"not tensors")
+    with pytest.raises(UserError, match="step-00000003 cannot be resumed from"):
+        train(make_recipe(), output_dir=folder, say=silently)
+
+
+@pytest.mark.slow  # two processes that each import torch
+def test_two_processes_equal_one(make_recipe, tmp_path):
+    """DDP over gloo: the same global batches, the same losses to floating-point noise."""
+    recipe = make_recipe(model={"hidden_dropout": 0.0})
+    recipe_path = tmp_path / "r.yaml"
+    recipe_path.write_text(recipe_to_yaml(recipe))
+    train(recipe, output_dir=tmp_path / "one", say=silently)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "tercet.training",
+         str(recipe_path), "--output", str(tmp_path / "two")],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 process(es)" in done.stdout
+    for one, two in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
+        assert one == pytest.approx(two, abs=2e-4)
+    ours, theirs = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name, tensor in ours.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=2e-3, msg=name)
