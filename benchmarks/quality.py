@@ -83,13 +83,13 @@ def train_for(
         matrix_learning_rate=optimizer.matrix_learning_rate, betas=optimizer.betas,
     )  # fmt: skip
     special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    dataset = PackedDataset(data.train, pack(data.train.document_lengths, training.row_length), **special)
+    dataset = PackedDataset(data.train, pack(data.train.document_lengths, training.sequence_length), **special)
     batches = PackedBatches(
-        dataset, seed=recipe.seed, rows_per_step=training.rows_per_step,
-        batch_size_per_device=training.batch_size_per_device, rank=0, world_size=1,
+        dataset, seed=recipe.seed, global_batch_size=training.global_batch_size,
+        per_device_batch_size=training.per_device_batch_size, rank=0, world_size=1,
     )  # fmt: skip
     print(
-        f"{model.num_parameters():,} parameters, {training.rows_per_step} x {training.row_length} tokens a step, "
+        f"{model.num_parameters():,} parameters, {training.global_batch_size} x {training.sequence_length} tokens a step, "
         f"{torch.get_num_threads()} threads"
     )
     trained_s, step, marks = 0.0, 0, [seconds * (i + 1) / num_evaluations for i in range(num_evaluations)]
@@ -110,9 +110,13 @@ def train_for(
         if trained_s + (step_s / 2 if len(marks) == 1 else 0) >= marks[0]:
             marks.pop(0)
             result = evaluate(
-                model, data.validation, row_length=training.row_length, stride=training.row_length // 4, **special
+                model,
+                data.validation,
+                sequence_length=training.sequence_length,
+                stride=training.sequence_length // 4,
+                **special,
             )
-            tokens = step * training.rows_per_step * training.row_length
+            tokens = step * training.global_batch_size * training.sequence_length
             print(
                 f"seconds={trained_s:.1f} bits_per_byte={result.bits_per_byte:.4f} steps={step} "
                 f"tokens_per_second={tokens / trained_s:.0f}",

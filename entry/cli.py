@@ -101,12 +101,14 @@ def evaluate(
     data: Annotated[
         str | None, typer.Option(help="Text to score instead of what the run held out: file, folder, glob, Hub name.")
     ] = None,
-    row_length: Annotated[int | None, typer.Option(help="Context length; default: the model's, at most 1024.")] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(help="Context length; default: the model's, at most 1024.")
+    ] = None,
 ) -> None:
     """Loss, perplexity and bits per byte, comparable across tokenizers."""
     from tercet.commands import run_eval
 
-    run_eval(checkpoint, data, row_length)
+    run_eval(checkpoint, data, sequence_length)
 
 
 @app.command()

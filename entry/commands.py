@@ -137,17 +137,17 @@ def run_data_prepare(recipe_name: str, overrides: list[str], output: Path | None
         )
 
 
-def run_eval(checkpoint: Path, data: str | None, row_length: int | None) -> None:
+def run_eval(checkpoint: Path, data: str | None, sequence_length: int | None) -> None:
     """`tercet eval`."""
     model, tokenizer = load_checkpoint_folder(checkpoint)
     longest = int(getattr(model.config, "max_position_embeddings", 1024))
-    row_length = row_length or min(longest, 1024)
-    if row_length > longest:
-        raise UserError(f"--row-length {row_length} is beyond the model's max_position_embeddings ({longest})")
+    sequence_length = sequence_length or min(longest, 1024)
+    if sequence_length > longest:
+        raise UserError(f"--row-length {sequence_length} is beyond the model's max_position_embeddings ({longest})")
     with tempfile.TemporaryDirectory() as temporary:
         token_set, is_own_split = _text_to_score(checkpoint, data, tokenizer, Path(temporary))
         result = evaluate(
-            model, token_set, row_length=row_length, eos_token_id=tokenizer.eos_token_id,
+            model, token_set, sequence_length=sequence_length, eos_token_id=tokenizer.eos_token_id,
             pad_token_id=_padding_id(tokenizer), progress=True,
         )  # fmt: skip
     typer.echo(

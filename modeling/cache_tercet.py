@@ -7,6 +7,7 @@ Shapes: B batch, K key/value heads, T new tokens in this call, S keys visible (c
 A layer's buffer is (B, K, capacity, D); `keys` and `values` are views of its filled part, (B, K, length, D).
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import is_tracing
 
-# The first allocation leaves room for a short answer; later ones grow by half, so that a cache of S tokens has been
-# copied fewer than three times in all and wastes at most a third of its memory.
+# The first allocation leaves room for a short answer; later ones grow by half, so that a long cache has been copied
+# fewer than three times in all and wastes at most a third of its memory.
 _FIRST_HEADROOM = 128
 _GROWTH = 1.5
 
@@ -23,9 +24,9 @@ _GROWTH = 1.5
 class TercetCacheLayer(CacheLayerMixin):
     """Keys and values of one full-attention layer in a growing buffer.
 
-    Invariants: `keys` and `values` are views of the first `length` positions of `_key_buffer` and `_value_buffer`, or
-    plain tensors of their own while `_key_buffer` is None (under autograd or tracing, where in-place writes would
-    break the graph, and after operations that return a new tensor anyway).
+    Invariant: `keys` and `values` are views of the first `length` positions of the pair in `_buffers`, or tensors of
+    their own while `_buffers` is empty: under autograd or tracing, where in-place writes would break the graph, and
+    after operations that return a new tensor anyway.
     """
 
     is_sliding = False
@@ -67,7 +68,7 @@ class TercetCacheLayer(CacheLayerMixin):
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         assert self.keys is not None and self.values is not None
         length, new_length = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
-        if _must_concatenate(key_states) or _must_concatenate(self.keys):
+        if any(map(_must_concatenate, (key_states, value_states, self.keys, self.values))):
             self._set(torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2))
             return
         if not self._is_writable(new_length):
@@ -146,6 +147,11 @@ class TercetCacheLayer(CacheLayerMixin):
         """Rows B held, -1 before the first update."""
         return -1 if self.keys is None else self.keys.shape[0]
 
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Refuse what `crop` could not undo exactly; raises its ValueError."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number.")
+
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last positions, exactly as if they had never come.
 
@@ -155,8 +161,7 @@ class TercetCacheLayer(CacheLayerMixin):
         Raises:
             ValueError: If positive.
         """
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number.")
+        self.check_crop(tokens_to_remove)
         if tokens_to_remove == 0 or self.keys is None or self.values is None:
             return
         self._truncate(max(self.keys.shape[-2] + tokens_to_remove, 0))
@@ -225,9 +230,9 @@ class TercetCacheLayer(CacheLayerMixin):
 class TercetSlidingLayer(TercetCacheLayer):
     """Keys and values of one sliding layer: memory is bounded whatever the length.
 
-    A ring in its effect, not in its order: the window slides along a buffer somewhat longer than itself and moves back
-    to the start when it reaches the end. Positions stay contiguous and in order, which masks need; the move costs
-    W / slack copies a token. The slack is also how far `crop` can go back exactly once the window has moved.
+    A ring in its effect, not in its order: the window slides along a buffer somewhat longer than itself and begins a
+    new one when it reaches the end. Positions stay contiguous and in order, which masks need; the moves copy about
+    2 W / slack positions a token. The slack is also how far `crop` can go back exactly once the window has moved.
     """
 
     is_sliding = True
@@ -300,6 +305,19 @@ class TercetSlidingLayer(TercetCacheLayer):
         past = min(self.cumulative_length, self.sliding_window - 1)
         return past + query_length, self.cumulative_length - past
 
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Refuse what `crop` could not undo exactly; raises its ValueError."""
+        super().check_crop(tokens_to_remove)
+        if self.keys is None:
+            return
+        oldest_held = self.cumulative_length - self.keys.shape[-2]
+        oldest_needed = max(self.cumulative_length + tokens_to_remove - self.sliding_window + 1, 0)
+        if oldest_held > oldest_needed:
+            raise ValueError(
+                f"crop({tokens_to_remove}) needs positions before {oldest_held} of a layer with a sliding window of "
+                f"{self.sliding_window}, and they are gone: call `activate_past_recording()` before the tokens to undo."
+            )
+
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last positions; exact as far back as the slack or the recorded past reaches.
 
@@ -309,17 +327,11 @@ class TercetSlidingLayer(TercetCacheLayer):
         Raises:
             ValueError: If positive, or if positions that the window would need are gone.
         """
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number.")
         if self.keys is None:
             return
+        self.check_crop(tokens_to_remove)
         length = max(self.cumulative_length + tokens_to_remove, 0)
         oldest_held = self.cumulative_length - self.keys.shape[-2]
-        if oldest_held > max(length - self.sliding_window + 1, 0):
-            raise ValueError(
-                f"crop({tokens_to_remove}) needs positions before {oldest_held} of a layer with a sliding window of "
-                f"{self.sliding_window}, and they are gone: call `activate_past_recording()` before the tokens to undo."
-            )
         self._truncate(length - oldest_held)
         self.cumulative_length = length
         if self.record_past:
@@ -351,6 +363,10 @@ class TercetCache(DynamicCache):
     """
 
     def __init__(self, config: PreTrainedConfig, **kwargs: Any) -> None:
+        if not isinstance(config, PreTrainedConfig):
+            # torch.nn.DataParallel gathers outputs by calling their type with (keys, values, ...) of every layer.
+            super().__init__(config, **kwargs)
+            return
         decoder = config.get_text_config(decoder=True)
         layers: list[CacheLayerMixin] = [
             TercetSlidingLayer(decoder.sliding_window) if layer_type == "sliding_attention" else TercetCacheLayer()
@@ -359,6 +375,26 @@ class TercetCache(DynamicCache):
         # Not DynamicCache's own __init__, which would make its own layers: only its type is wanted, by which clients
         # recognise a cache that grows.
         Cache.__init__(self, layers=layers, **kwargs)
+
+    def __copy__(self) -> "TercetCache":
+        clone = type(self).__new__(type(self))
+        clone.__dict__.update(self.__dict__)
+        clone.layers = [copy.copy(layer) for layer in self.layers]
+        return clone
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last positions in every layer, or in none.
+
+        Args:
+            tokens_to_remove: The number of positions as 0 or a negative number.
+
+        Raises:
+            ValueError: If positive, or if a sliding layer no longer holds positions that its window would need.
+        """
+        for layer in self.layers:
+            if isinstance(layer, TercetCacheLayer):
+                layer.check_crop(tokens_to_remove)
+        super().crop(tokens_to_remove)
 
     @property
     def length(self) -> int:

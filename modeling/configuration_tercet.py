@@ -4,9 +4,11 @@ Everything that shapes the model is a field here and nowhere else. Two named sta
 (GPT-2's choices) and `TercetConfig.modern()` (Llama's and Qwen3's, also the defaults), differ in fields only.
 """
 
+import difflib
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
@@ -86,6 +88,9 @@ class TercetConfig(PreTrainedConfig):
         "layers.*.self_attn.q_proj": "colwise",
         "layers.*.self_attn.k_proj": "colwise",
         "layers.*.self_attn.v_proj": "colwise",
+        # Every rank normalises its own heads with the same weight, so their gradients are summed.
+        "layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
+        "layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
         "layers.*.self_attn.o_proj": "rowwise",
         "layers.*.mlp.gate_proj": "colwise",
         "layers.*.mlp.up_proj": "colwise",
@@ -210,6 +215,11 @@ class TercetConfig(PreTrainedConfig):
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) is not a multiple of num_key_value_heads "
                 f"({self.num_key_value_heads}): each key/value head serves a whole group of query heads."
+            )
+        if self.hidden_act not in ACT2FN:
+            known = difflib.get_close_matches(self.hidden_act, ACT2FN, n=1) or sorted(ACT2FN)
+            raise ValueError(
+                f"hidden_act is {self.hidden_act!r}, no activation of transformers: try {', '.join(known)}."
             )
         for field in ("attention_dropout", "hidden_dropout", "embedding_dropout"):
             if not 0.0 <= getattr(self, field) < 1.0:

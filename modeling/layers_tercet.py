@@ -5,7 +5,7 @@ One block, pre-norm:  x -> norm -> q, k, v -> rotate -> cache -> softmax(q kT / 
 
 Shapes: B batch, T query tokens in this call, S keys visible (cached + T), H query heads, K key/value heads,
 G = H / K query heads a key/value head, D head_dim, E hidden_size. Under tensor parallelism H and K are those of one
-rank, which is why no shape below is taken from the config.
+rank, which is why attention takes neither from the config.
 """
 
 from collections.abc import Callable

@@ -30,6 +30,19 @@ from .cache_tercet import TercetCache
 from .configuration_tercet import TercetConfig
 from .layers_tercet import TercetAttention, TercetDecoderLayer, TercetMLP, TercetRotaryEmbedding, make_norm
 
+# Logits held at a time where the loss is computed in chunks: 64 MiB in float32, enough rows for whole products.
+_CHUNK_LOGITS = 1 << 24
+
+# Every saved folder names all of these: a classifier can start from the folder of a language model.
+_AUTO_MAP = {
+    "AutoConfig": "configuration_tercet.TercetConfig",
+    "AutoModel": "modeling_tercet.TercetModel",
+    "AutoModelForCausalLM": "modeling_tercet.TercetForCausalLM",
+    "AutoModelForQuestionAnswering": "modeling_tercet.TercetForQuestionAnswering",
+    "AutoModelForSequenceClassification": "modeling_tercet.TercetForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_tercet.TercetForTokenClassification",
+}
+
 
 @auto_docstring
 class TercetPreTrainedModel(PreTrainedModel):
@@ -56,10 +69,17 @@ class TercetPreTrainedModel(PreTrainedModel):
         elif isinstance(module, TercetMLP):
             init.normal_(module.down_proj.weight, mean=0.0, std=residual_std)
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As everywhere in transformers; the folder also gets the code, and names the class for each Auto class."""
+        self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **_AUTO_MAP}
+        super().save_pretrained(save_directory, *args, **kwargs)
+
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        # Treated as custom code in any case: then modules whose weights were all loaded are passed over, and a subclass
-        # whose `_init_weights` writes through `.data` does not come back random from `from_pretrained`.
-        super()._initialize_weights(module, is_custom_code=True)
+        # Treated as custom code: then modules whose weights were all loaded are passed over, and a subclass whose
+        # `_init_weights` writes through `.data` does not come back random from `from_pretrained`. Modules without
+        # weights of their own would be passed over always, and with them what is set below for attention and MLP.
+        owns_weights = any(True for _ in module.parameters(recurse=False))
+        super()._initialize_weights(module, is_custom_code=owns_weights)
 
 
 @auto_docstring
@@ -103,11 +123,11 @@ class TercetModel(TercetPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         assert inputs_embeds is not None
-        num_seen = cache.get_seq_length() if cache is not None else 0
         mask_positions = position_ids
         if position_ids is None:
+            num_seen = cache.get_seq_length() if cache is not None else 0
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + num_seen).unsqueeze(0)
-        elif holds_several_documents(position_ids, attention_mask):
+        elif may_hold_several_documents(position_ids, attention_mask, cache):
             if cache is not None:
                 raise ValueError(
                     "position_ids restart inside a row (packed documents) and a cache was given: a cache holds one "
@@ -115,7 +135,7 @@ class TercetModel(TercetPreTrainedModel):
                 )
             use_cache = False
             mask_positions, attention_mask = separate_documents(position_ids, attention_mask), None
-        # While weights are being trained nobody decodes; a cache would only hold memory and hide packed documents.
+        # While weights are being trained nobody decodes; a cache would only hold memory.
         if use_cache and cache is None and not (self.training and torch.is_grad_enabled()):
             cache = TercetCache(self.config)
 
@@ -168,26 +188,37 @@ class TercetModel(TercetPreTrainedModel):
             )
 
 
-def holds_several_documents(position_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> bool:
-    """Whether positions restart inside a row, so that the row is several documents packed together.
+def may_hold_several_documents(
+    position_ids: torch.Tensor, attention_mask: torch.Tensor | dict[str, Any] | None, cache: Cache | None
+) -> bool:
+    """Whether rows must be read as documents packed together: positions restart inside a row.
 
-    Steps inside padding do not count: left-padded rows restart where their text begins. Under tracing the answer is
-    unknown and False is returned; the mask functions then isolate documents wherever there is no cache.
+    Padding does not count: a left-padded row restarts where its text begins. Under tracing the values are unknown;
+    then any row of given positions and no cache is read so, which is right for single documents, too.
 
     Args:
         position_ids: (B, T).
-        attention_mask: (B, S) with S >= T, 1 where a token is real; other shapes are the caller's own masks, which
-            say themselves who sees whom.
+        attention_mask: (B, S) with S >= T, 1 where a token is real; other forms are the caller's own masks, which say
+            themselves who sees whom.
+        cache: Continuous batching's paged cache, which is no `Cache`, keeps requests apart itself.
     """
-    if position_ids.shape[-1] == 1 or is_tracing(position_ids):
+    is_own_mask = attention_mask is not None and not (
+        isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2
+    )
+    if position_ids.ndim != 2 or position_ids.shape[-1] == 1 or is_own_mask:
         return False
-    if attention_mask is not None and (not isinstance(attention_mask, torch.Tensor) or attention_mask.ndim != 2):
+    if cache is not None and not isinstance(cache, Cache):
         return False
-    restarts = position_ids[:, 1:] != position_ids[:, :-1] + 1  # (B, T - 1)
+    if is_tracing(position_ids):
+        return cache is None
+    is_real = torch.ones_like(position_ids, dtype=torch.bool)
     if attention_mask is not None:
-        is_real = attention_mask[:, -position_ids.shape[-1] :].bool()
-        restarts = restarts & is_real[:, 1:] & is_real[:, :-1]
-    return bool(restarts.any())
+        is_real = attention_mask[:, -position_ids.shape[-1] :].bool().expand_as(position_ids)
+    # A document goes up by one at each of its tokens: its position less its tokens so far stays what it was.
+    num_real = is_real.long().cumsum(-1)
+    offset = position_ids - num_real
+    first_offset = offset.gather(-1, is_real.long().argmax(-1, keepdim=True))
+    return bool(((offset != first_offset) & is_real).any())
 
 
 def separate_documents(position_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -257,12 +288,13 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
         if skip_logits and not has_labels:
             raise ValueError("skip_logits=True needs labels or shift_labels: without logits there is only a loss.")
         loss, logits = None, None
-        if skip_logits:
+        if skip_logits and is_plain_linear(self.lm_head):
             loss = chunked_causal_lm_loss(outputs.last_hidden_state, self.lm_head.weight, labels, **kwargs)
         else:
             logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))  # (B, T, V)
             if has_labels:
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            logits = None if skip_logits else logits
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -289,6 +321,12 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
         model_kwargs["cache"] = cache
 
 
+def is_plain_linear(head: nn.Module) -> bool:
+    """Whether the head is its weight and nothing else: no adapter, quantization, hook or sharding stands between."""
+    has_hooks = bool(head._forward_hooks or head._forward_pre_hooks)
+    return type(head) is nn.Linear and head.bias is None and not has_hooks and type(head.weight) is nn.Parameter
+
+
 def chunked_causal_lm_loss(
     hidden_states: torch.Tensor,
     head_weight: torch.Tensor,
@@ -300,7 +338,7 @@ def chunked_causal_lm_loss(
 ) -> torch.Tensor:
     """Next-token cross entropy with the head fused in, a chunk of positions at a time.
 
-    The same number as `ForCausalLMLoss` on the logits, to floating-point noise.
+    The same number as `ForCausalLMLoss` on the logits, to floating-point noise of the logits' dtype.
 
     Args:
         hidden_states: (B, T, E).
@@ -315,20 +353,29 @@ def chunked_causal_lm_loss(
     if shift_labels is None:
         assert labels is not None
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    summed = num_items_in_batch is not None
-    loss = F.linear_cross_entropy(
-        hidden_states.reshape(-1, hidden_states.shape[-1]),
-        head_weight,
-        shift_labels.reshape(-1).to(hidden_states.device),
-        reduction="sum" if summed else "mean",
-        ignore_index=ignore_index,
-        options=nn.LinearCrossEntropyOptions(),
-    )
-    if not summed:
-        return loss
+    targets = shift_labels.reshape(-1).to(hidden_states.device)
+    inputs = hidden_states.reshape(-1, hidden_states.shape[-1])
+    device_type = inputs.device.type
+    if torch.is_autocast_enabled(device_type):
+        # The fused operator is not on autocast's list; a plain head would compute in this dtype.
+        dtype = torch.get_autocast_dtype(device_type)
+        inputs, head_weight = inputs.to(dtype), head_weight.to(dtype)
+    arguments: dict[str, Any] = {
+        "ignore_index": ignore_index,
+        "options": nn.LinearCrossEntropyOptions(
+            batch_chunk_size=max(1, _CHUNK_LOGITS // head_weight.shape[0]), chunking_method=None
+        ),
+    }
+    if inputs.dtype == torch.float32:
+        total = F.linear_cross_entropy(inputs, head_weight, targets, reduction="sum", **arguments)
+    else:
+        # Losses of single tokens are summed in float32; the operator would sum them in their own dtype.
+        total = F.linear_cross_entropy(inputs, head_weight, targets, reduction="none", **arguments).float().sum()
+    if num_items_in_batch is None:
+        num_items_in_batch = (targets != ignore_index).sum()
     if isinstance(num_items_in_batch, torch.Tensor):
-        num_items_in_batch = num_items_in_batch.to(loss.device)
-    return loss / num_items_in_batch
+        num_items_in_batch = num_items_in_batch.to(total.device)
+    return total / num_items_in_batch
 
 
 class TercetForSequenceClassification(GenericForSequenceClassification, TercetPreTrainedModel):

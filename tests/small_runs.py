@@ -2,8 +2,8 @@
 
 SMALL = [
     "tokenizer.vocab_size=300", "model.hidden_size=16", "model.num_hidden_layers=1", "model.num_attention_heads=2",
-    "model.num_key_value_heads=1", "model.intermediate_size=32", "training.num_steps=4", "training.row_length=32",
-    "training.rows_per_step=4", "training.batch_size_per_device=4", "training.evaluate_every=4",
+    "model.num_key_value_heads=1", "model.intermediate_size=32", "training.num_steps=4", "training.sequence_length=32",
+    "training.global_batch_size=4", "training.per_device_batch_size=4", "training.evaluate_every=4",
     "samples.max_new_tokens=5", "training.log_every=1",
 ]  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Batches for training, as a function of the step's number, and windows that score a validation set once.
 
-Shapes: B batch_size_per_device, T row_length.
+Shapes: B per_device_batch_size, T sequence_length.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ Batch = dict[str, torch.Tensor]
 class PackedBatches:
     """What each process trains on at each step; nothing is remembered between steps.
 
-    Step s consumes the global samples s * rows_per_step, ..., (s + 1) * rows_per_step - 1, and sample n is row
+    Step s consumes the global samples s * global_batch_size, ..., (s + 1) * global_batch_size - 1, and sample n is row
     permuted(n % num_rows) of epoch n // num_rows. Processes and micro-batches only divide a step's samples among
     themselves: their union is the same whatever their number, so a run goes on from a step with any other division.
     """
@@ -31,48 +31,48 @@ class PackedBatches:
         dataset: PackedDataset,
         *,
         seed: int,
-        rows_per_step: int,
-        batch_size_per_device: int,
+        global_batch_size: int,
+        per_device_batch_size: int,
         rank: int,
         world_size: int,
     ) -> None:
         """
         Raises:
-            ValueError: If rows_per_step is no multiple of batch_size_per_device * world_size, or a field is out of
+            ValueError: If global_batch_size is no multiple of per_device_batch_size * world_size, or a field is out of
                 range.
         """
         for name, value in (
-            ("rows_per_step", rows_per_step),
-            ("batch_size_per_device", batch_size_per_device),
+            ("global_batch_size", global_batch_size),
+            ("per_device_batch_size", per_device_batch_size),
             ("world_size", world_size),
         ):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}.")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in range(world_size), not {rank} with world_size {world_size}.")
-        if rows_per_step % (batch_size_per_device * world_size):
+        if global_batch_size % (per_device_batch_size * world_size):
             raise ValueError(
-                f"rows_per_step ({rows_per_step}) must be a multiple of batch_size_per_device "
-                f"({batch_size_per_device}) times world_size ({world_size}). Choose numbers whose product divides it."
+                f"global_batch_size ({global_batch_size}) must be a multiple of per_device_batch_size "
+                f"({per_device_batch_size}) times world_size ({world_size}). Choose numbers whose product divides it."
             )
         self.dataset = dataset
         self.seed = seed
-        self.rows_per_step = rows_per_step
-        self.batch_size_per_device = batch_size_per_device
+        self.global_batch_size = global_batch_size
+        self.per_device_batch_size = per_device_batch_size
         self.rank = rank
         self.world_size = world_size
 
     @property
     def accumulation_steps(self) -> int:
         """Micro-batches of each process in a step."""
-        return self.rows_per_step // (self.batch_size_per_device * self.world_size)
+        return self.global_batch_size // (self.per_device_batch_size * self.world_size)
 
     def rows(self, step: int) -> np.ndarray:
         """Rows of this process in a step, int64 (accumulation_steps, B)."""
         if step < 0:
             raise ValueError(f"step must be at least 0, not {step}.")
-        divided = np.arange(step * self.rows_per_step, (step + 1) * self.rows_per_step).reshape(
-            self.accumulation_steps, self.world_size, self.batch_size_per_device
+        divided = np.arange(step * self.global_batch_size, (step + 1) * self.global_batch_size).reshape(
+            self.accumulation_steps, self.world_size, self.per_device_batch_size
         )
         return sample_rows(self.seed, divided[:, self.rank], len(self.dataset))
 
@@ -123,50 +123,50 @@ class EvaluationWindows:
         batch = self._dataset.rows(rows)
         # The window before has scored the first labels; here they are context.
         scored_before = (
-            torch.arange(self._dataset.packing.row_length) < torch.from_numpy(self._num_context[rows])[:, None]
+            torch.arange(self._dataset.packing.sequence_length) < torch.from_numpy(self._num_context[rows])[:, None]
         )
         batch["shift_labels"].masked_fill_(scored_before, IGNORE_INDEX)
         return batch
 
 
 def evaluation_windows(
-    token_set: TokenSet, row_length: int, stride: int, batch_size: int, *, eos_token_id: int, pad_token_id: int
+    token_set: TokenSet, sequence_length: int, stride: int, batch_size: int, *, eos_token_id: int, pad_token_id: int
 ) -> EvaluationWindows:
-    """Windows of row_length over each document, `stride` apart; short documents stand several to a row.
+    """Windows of sequence_length over each document, `stride` apart; short documents stand several to a row.
 
-    A token is scored in the first window that reaches it, so that all but a document's first row_length tokens see at
-    least row_length - stride tokens before them. The last window ends with the document, so it has the most context.
+    A token is scored in the first window that reaches it, so that all but a document's first sequence_length tokens see at
+    least sequence_length - stride tokens before them. The last window ends with the document, so it has the most context.
 
     Args:
-        row_length: T.
-        stride: From 1 to row_length; a smaller one gives more context and costs row_length / stride times the work.
+        sequence_length: T.
+        stride: From 1 to sequence_length; a smaller one gives more context and costs sequence_length / stride times the work.
 
     Raises:
         DataError: If the set holds no token.
-        ValueError: If stride is not in 1..row_length, or batch_size < 1.
+        ValueError: If stride is not in 1..sequence_length, or batch_size < 1.
     """
-    if not 1 <= stride <= row_length:
-        raise ValueError(f"stride must be from 1 to row_length ({row_length}), not {stride}.")
+    if not 1 <= stride <= sequence_length:
+        raise ValueError(f"stride must be from 1 to sequence_length ({sequence_length}), not {stride}.")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size}.")
     if not token_set.num_tokens:
         raise DataError("The validation split holds no token. Prepare the data with a larger validation_fraction.")
-    packing, num_context = _windows(token_set.document_lengths, row_length, stride)
+    packing, num_context = _windows(token_set.document_lengths, sequence_length, stride)
     dataset = PackedDataset(token_set, packing, eos_token_id=eos_token_id, pad_token_id=pad_token_id)
     return EvaluationWindows(dataset, num_context, batch_size)
 
 
-def _windows(lengths: np.ndarray, row_length: int, stride: int) -> tuple[Packing, np.ndarray]:
+def _windows(lengths: np.ndarray, sequence_length: int, stride: int) -> tuple[Packing, np.ndarray]:
     """The windows as a packing, and of each row the number of leading labels that an earlier window scores."""
-    num_windows = 1 + -(-np.maximum(lengths - row_length, 0) // stride)
+    num_windows = 1 + -(-np.maximum(lengths - sequence_length, 0) // stride)
     document = np.repeat(np.arange(len(lengths)), num_windows)
     ordinal = np.arange(len(document)) - (np.cumsum(num_windows) - num_windows)[document]
-    stop = np.minimum(lengths[document], row_length + ordinal * stride)
-    start = np.maximum(stop - row_length, 0)
-    scored_before = np.where(ordinal > 0, row_length + (ordinal - 1) * stride, 0)
+    stop = np.minimum(lengths[document], sequence_length + ordinal * stride)
+    start = np.maximum(stop - sequence_length, 0)
+    scored_before = np.where(ordinal > 0, sequence_length + (ordinal - 1) * stride, 0)
     pieces = np.stack([document, start, stop - start])
-    rows = best_fit_rows(pieces[2], row_length)
+    rows = best_fit_rows(pieces[2], sequence_length)
     num_context = np.zeros(int(rows.max()) + 1, dtype=np.int64)
     # A window with context fills its row alone; rows shared by short documents have none.
     num_context[rows[ordinal > 0]] = (scored_before - start)[ordinal > 0]
-    return build_packing(pieces, rows, row_length), num_context
+    return build_packing(pieces, rows, sequence_length), num_context

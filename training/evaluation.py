@@ -22,7 +22,7 @@ def evaluate(
     model: PreTrainedModel,
     token_set: TokenSet,
     *,
-    row_length: int,
+    sequence_length: int,
     eos_token_id: int,
     pad_token_id: int,
     stride: int | None = None,
@@ -32,12 +32,12 @@ def evaluate(
     """Score a token set.
 
     A document longer than a row is read in windows that overlap, so that but for its first row every token sees at
-    least row_length - stride tokens before it.
+    least sequence_length - stride tokens before it.
 
     Args:
         model: Any causal language model of transformers; left in the mode it was in.
         token_set: What to score.
-        row_length: Longest context T.
+        sequence_length: Longest context T.
         eos_token_id: Starts every document as input and ends it as label.
         pad_token_id: Fills rows.
         stride: How far windows advance; default T / 2.
@@ -50,9 +50,9 @@ def evaluate(
     """
     windows = evaluation_windows(
         token_set,
-        row_length,
-        stride or max(row_length // 2, 1),
-        _batch_size(model, row_length),
+        sequence_length,
+        stride or max(sequence_length // 2, 1),
+        _batch_size(model, sequence_length),
         eos_token_id=eos_token_id,
         pad_token_id=pad_token_id,
     )
@@ -96,6 +96,6 @@ def sum_losses(model: PreTrainedModel, batches: Iterable[Batch], eos_token_id: i
     return sums
 
 
-def _batch_size(model: PreTrainedModel, row_length: int) -> int:
-    bytes_per_row = row_length * model.config.get_text_config().vocab_size * 4
+def _batch_size(model: PreTrainedModel, sequence_length: int) -> int:
+    bytes_per_row = sequence_length * model.config.get_text_config().vocab_size * 4
     return max(1, min(_MAX_BATCH_SIZE, _MAX_LOGITS_BYTES // bytes_per_row))

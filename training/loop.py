@@ -101,17 +101,17 @@ class _Loop:
             weight_decay=optimizer.weight_decay,
             betas=optimizer.betas,
         )
-        self.packing = pack(data.train.document_lengths, training.row_length)
+        self.packing = pack(data.train.document_lengths, training.sequence_length)
         self.batches = PackedBatches(
             PackedDataset(data.train, self.packing, **self.special),
             seed=recipe.seed,
-            rows_per_step=training.rows_per_step,
-            batch_size_per_device=training.batch_size_per_device,
+            global_batch_size=training.global_batch_size,
+            per_device_batch_size=training.per_device_batch_size,
             rank=accelerator.process_index,
             world_size=accelerator.num_processes,
         )
         self.metrics = MetricsFile(output_dir / METRICS_NAME) if accelerator.is_main_process else None
-        self.flops_per_token = flops_per_token(model.config, training.row_length, training=True)
+        self.flops_per_token = flops_per_token(model.config, training.sequence_length, training=True)
         self.last_loss = float("nan")
 
     def run(self) -> LoopOutcome:
@@ -179,8 +179,8 @@ class _Loop:
         return evaluate(
             self.model,
             self.data.validation,
-            row_length=training.row_length,
-            stride=training.row_length,
+            sequence_length=training.sequence_length,
+            stride=training.sequence_length,
             accelerator=self.accelerator,
             **self.special,
         )
@@ -246,8 +246,8 @@ class _Loop:
         start = "from the start" if state.step == 0 else f"going on from step {state.step}"
         return (
             f"{accelerator.num_processes} process(es) on {accelerator.device.type}, "
-            f"{training.batch_size_per_device} rows x {self.batches.accumulation_steps} accumulated x "
-            f"{accelerator.num_processes} = {training.rows_per_step} rows of {training.row_length} tokens a step; "
+            f"{training.per_device_batch_size} rows x {self.batches.accumulation_steps} accumulated x "
+            f"{accelerator.num_processes} = {training.global_batch_size} rows of {training.sequence_length} tokens a step; "
             f"{self.packing.num_rows:,} rows an epoch, {self.packing.padding_fraction:.2%} padding; {start}"
         )
 

@@ -5,7 +5,7 @@ A document of n stored tokens d[0..n-1], the last one end-of-text, is a segment 
 token is a label once. A document longer than a row is cut into pieces: piece [a, b) has inputs and labels [a, b) of the
 segment, so that a cut costs context but no label.
 
-Shapes: T row_length, R rows, P pieces.
+Shapes: T sequence_length, R rows, P pieces.
 """
 
 import bisect
@@ -28,14 +28,14 @@ class Packing:
     """Which piece of which document stands in which row; a row's pieces stand side by side, padding behind them.
 
     Attributes:
-        row_length: T.
+        sequence_length: T.
         row_offsets: Pieces row_offsets[i] <= p < row_offsets[i + 1] make row i, int64 (R + 1,).
         document: Document of each piece, int64 (P,).
         start: Its first position within the document's segment, int64 (P,).
         length: Its positions, int64 (P,).
     """
 
-    row_length: int
+    sequence_length: int
     row_offsets: np.ndarray
     document: np.ndarray
     start: np.ndarray
@@ -53,10 +53,10 @@ class Packing:
     @property
     def padding_fraction(self) -> float:
         """Part of all slots that hold no token."""
-        return 1.0 - self.num_tokens / (self.num_rows * self.row_length)
+        return 1.0 - self.num_tokens / (self.num_rows * self.sequence_length)
 
 
-def pack(document_lengths: np.ndarray, row_length: int) -> Packing:
+def pack(document_lengths: np.ndarray, sequence_length: int) -> Packing:
     """Pack documents into rows: whole rows of long ones, then tails and short ones best-fit decreasing.
 
     Rows are dissolved, and their pieces cut to fill gaps of others, only while padding is over 1 % of all slots: a
@@ -64,42 +64,42 @@ def pack(document_lengths: np.ndarray, row_length: int) -> Packing:
 
     Args:
         document_lengths: Stored tokens of each document, (documents,).
-        row_length: T.
+        sequence_length: T.
 
     Raises:
         DataError: If all documents together do not fill one row.
-        ValueError: If row_length < 1.
+        ValueError: If sequence_length < 1.
     """
-    if row_length < 1:
-        raise ValueError(f"row_length must be at least 1, not {row_length}.")
+    if sequence_length < 1:
+        raise ValueError(f"sequence_length must be at least 1, not {sequence_length}.")
     lengths = np.asarray(document_lengths, dtype=np.int64)
-    if (num_tokens := int(lengths.sum())) < row_length:
+    if (num_tokens := int(lengths.sum())) < sequence_length:
         raise DataError(
-            f"The training text has {num_tokens} tokens, fewer than one row of {row_length}. Give more text or a "
-            f"smaller row_length."
+            f"The training text has {num_tokens} tokens, fewer than one row of {sequence_length}. Give more text or a "
+            f"smaller sequence_length."
         )
-    pieces = _cut(lengths, row_length)
-    rows = best_fit_rows(pieces[2], row_length)
-    target = max(-(-num_tokens // row_length), int(num_tokens / (row_length * (1.0 - MAX_PADDING_FRACTION))))
-    return build_packing(*_dissolve(pieces, rows, row_length, target), row_length)
+    pieces = _cut(lengths, sequence_length)
+    rows = best_fit_rows(pieces[2], sequence_length)
+    target = max(-(-num_tokens // sequence_length), int(num_tokens / (sequence_length * (1.0 - MAX_PADDING_FRACTION))))
+    return build_packing(*_dissolve(pieces, rows, sequence_length, target), sequence_length)
 
 
-def build_packing(pieces: np.ndarray, rows: np.ndarray, row_length: int) -> Packing:
+def build_packing(pieces: np.ndarray, rows: np.ndarray, sequence_length: int) -> Packing:
     """Order pieces by their rows. `pieces` holds document, start and length as rows of a (3, P) array."""
     order = np.argsort(rows, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rows))]).astype(np.int64)
     document, start, length = pieces[:, order]
-    return Packing(row_length, offsets, document, start, length)
+    return Packing(sequence_length, offsets, document, start, length)
 
 
-def best_fit_rows(lengths: np.ndarray, row_length: int) -> np.ndarray:
+def best_fit_rows(lengths: np.ndarray, sequence_length: int) -> np.ndarray:
     """The row of each piece, best-fit decreasing: each goes where it leaves the least room, the longest first.
 
     Pieces of one length are placed together, and so are rows of one free space: the work grows with the number of
     distinct lengths and free spaces, not with the number of pieces.
 
     Args:
-        lengths: Between 1 and row_length, (P,).
+        lengths: Between 1 and sequence_length, (P,).
 
     Returns:
         Rows numbered from 0 without a gap, int64 (P,).
@@ -112,10 +112,10 @@ def best_fit_rows(lengths: np.ndarray, row_length: int) -> np.ndarray:
     for length, count in zip((-values).tolist(), counts.tolist(), strict=True):
         while count:
             space = free.smallest_at_least(length)
-            per_row = (space or row_length) // length  # best fit stays in a row until no further piece fits
+            per_row = (space or sequence_length) // length  # best fit stays in a row until no further piece fits
             wanted = -(-count // per_row)
             if space is None:
-                space = row_length
+                space = sequence_length
                 chosen = np.arange(num_rows, num_rows + wanted)
                 num_rows += wanted
             else:
@@ -162,16 +162,16 @@ class _FreeSpace:
         return rows[:wanted]
 
 
-def _cut(lengths: np.ndarray, row_length: int) -> np.ndarray:
+def _cut(lengths: np.ndarray, sequence_length: int) -> np.ndarray:
     """Each document as pieces of at most a row, (3, P): document, start, length."""
-    num_pieces = -(-lengths // row_length)
+    num_pieces = -(-lengths // sequence_length)
     document = np.repeat(np.arange(len(lengths)), num_pieces)
     first_piece = np.cumsum(num_pieces) - num_pieces
-    start = (np.arange(len(document)) - first_piece[document]) * row_length
-    return np.stack([document, start, np.minimum(lengths[document] - start, row_length)])
+    start = (np.arange(len(document)) - first_piece[document]) * sequence_length
+    return np.stack([document, start, np.minimum(lengths[document] - start, sequence_length)])
 
 
-def _dissolve(pieces: np.ndarray, rows: np.ndarray, row_length: int, target: int) -> tuple[np.ndarray, np.ndarray]:
+def _dissolve(pieces: np.ndarray, rows: np.ndarray, sequence_length: int, target: int) -> tuple[np.ndarray, np.ndarray]:
     """Empty the emptiest rows until `target` remain, cutting their pieces to fill the widest gaps of the others."""
     used = np.bincount(rows, weights=pieces[2]).astype(np.int64)
     if len(used) <= target:
@@ -182,7 +182,7 @@ def _dissolve(pieces: np.ndarray, rows: np.ndarray, row_length: int, target: int
     moves = number[rows] < 0
     document, start, length = moved = pieces[:, moves]
     # Lay the moved tokens end to end, and the gaps beside them: both sets of borders cut the moved pieces.
-    piece_ends, gaps = np.cumsum(length), (row_length - used[kept])[::-1]
+    piece_ends, gaps = np.cumsum(length), (sequence_length - used[kept])[::-1]
     gap_ends = np.cumsum(gaps)
     total = int(piece_ends[-1])
     ends = np.union1d(piece_ends, gap_ends[(gap_ends > 0) & (gap_ends < total)])
@@ -226,7 +226,7 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
 
     def rows(self, indexes: "list[int] | np.ndarray") -> dict[str, torch.Tensor]:
         """Several rows stacked, each tensor (B, T): what `row` gives one of."""
-        T = self.packing.row_length
+        T = self.packing.sequence_length
         input_ids = np.full((len(indexes), T), self.pad_token_id, dtype=np.int64)
         shift_labels = np.full((len(indexes), T), IGNORE_INDEX, dtype=np.int64)
         position_ids = np.empty((len(indexes), T), dtype=np.int64)

@@ -257,7 +257,7 @@ def finish(
         evaluation = evaluate(
             model,
             data.validation,
-            row_length=recipe.training.row_length,
+            sequence_length=recipe.training.sequence_length,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
             accelerator=accelerator,
@@ -346,7 +346,7 @@ def _split(token_set: Any) -> results.Split:
 
 
 def _longest(recipe: Recipe) -> int:
-    return recipe.model.get("max_position_embeddings", recipe.training.row_length)
+    return recipe.model.get("max_position_embeddings", recipe.training.sequence_length)
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -77,9 +77,9 @@ class TrainingSection(Section):
     """How long, how wide, where, and what is kept on the way."""
 
     num_steps: int = Field(ge=1, description="optimizer steps")
-    row_length: int = Field(256, ge=2, description="tokens in a row, T")
-    rows_per_step: int = Field(32, ge=1, description="rows in a global batch, over all devices")
-    batch_size_per_device: int = Field(16, ge=1, description="rows in one forward pass; the rest is accumulated")
+    sequence_length: int = Field(256, ge=2, description="tokens in a row, T")
+    global_batch_size: int = Field(32, ge=1, description="rows in a global batch, over all devices")
+    per_device_batch_size: int = Field(16, ge=1, description="rows in one forward pass; the rest is accumulated")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     gradient_checkpointing: bool = False
@@ -126,15 +126,15 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:
-        if self.training.rows_per_step % self.training.batch_size_per_device != 0:
+        if self.training.global_batch_size % self.training.per_device_batch_size != 0:
             raise ValueError(
-                f"training.rows_per_step ({self.training.rows_per_step}) is not a multiple of "
-                f"training.batch_size_per_device ({self.training.batch_size_per_device})"
+                f"training.global_batch_size ({self.training.global_batch_size}) is not a multiple of "
+                f"training.per_device_batch_size ({self.training.per_device_batch_size})"
             )
-        longest = self.model.get("max_position_embeddings", self.training.row_length)
-        if isinstance(longest, int) and longest < self.training.row_length:
+        longest = self.model.get("max_position_embeddings", self.training.sequence_length)
+        if isinstance(longest, int) and longest < self.training.sequence_length:
             raise ValueError(
-                f"training.row_length ({self.training.row_length}) is beyond model.max_position_embeddings ({longest})"
+                f"training.sequence_length ({self.training.sequence_length}) is beyond model.max_position_embeddings ({longest})"
             )
         return self
 
@@ -144,7 +144,7 @@ class Recipe(Section):
         Raises:
             RecipeError: Fields that have no meaning together.
         """
-        fields = {"max_position_embeddings": self.training.row_length, **self.model}
+        fields = {"max_position_embeddings": self.training.sequence_length, **self.model}
         make = TercetConfig.classic if fields.pop("preset", "modern") == "classic" else TercetConfig.modern
         with as_user_error("recipe, section model"):
             return make(**{"vocab_size": vocab_size, **special_token_ids, **fields})

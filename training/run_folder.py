@@ -20,7 +20,7 @@ DATA_NAME = "data"
 
 # What a run may change and still be the same run: none of it decides a weight.
 _FREE_SECTIONS = ("output_dir", "samples", "card")
-_FREE_TRAINING_FIELDS = ("batch_size_per_device", "device", "num_threads", "log_every", "evaluate_every", "save_every",
+_FREE_TRAINING_FIELDS = ("per_device_batch_size", "device", "num_threads", "log_every", "evaluate_every", "save_every",
                          "keep_last", "trackers", "compile")  # fmt: skip
 
 

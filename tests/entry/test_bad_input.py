@@ -62,8 +62,8 @@ class TestText:
 
     def test_smaller_than_a_row(self, train_on):
         text = "".join(chr(33 + index % 90) for index in range(300)).encode()
-        shown = train_on(text, "tokenizer.vocab_size=260", "training.row_length=4096", "model.hidden_size=8")
-        assert_refused(shown, "4096", "row_length")
+        shown = train_on(text, "tokenizer.vocab_size=260", "training.sequence_length=4096", "model.hidden_size=8")
+        assert_refused(shown, "4096", "sequence_length")
 
     def test_smaller_than_its_vocabulary(self, train_on):
         assert_refused(train_on(ENOUGH, "tokenizer.vocab_size=5000"), "tokenizer.vocab_size", "5000")

@@ -57,6 +57,34 @@ def test_packed_rows_with_padding_and_a_mask(model, documents):
     torch.testing.assert_close(logits, model(ids, position_ids=positions).logits[0], rtol=0, atol=ATOL)
 
 
+@torch.no_grad()
+def test_padding_between_documents(model, documents, make_ids):
+    """[A A A pad pad B B B]: what A says moves nothing in B, with a mask and any use of a cache."""
+    first, second, _ = documents
+    mask = torch.cat([torch.ones(len(first)), torch.zeros(2), torch.ones(len(second))])[None]
+    positions = torch.cat([torch.arange(len(first)), torch.zeros(2, dtype=torch.long), torch.arange(len(second))])[None]
+    logits = []
+    for content in (first, make_ids(1, len(first), seed=9)[0]):
+        ids = torch.cat([content, torch.tensor([1, 1]), second])[None]
+        logits.append(model(ids, position_ids=positions, attention_mask=mask).logits[0, len(first) + 2 :])
+    assert torch.equal(*logits)
+    alone = model(second[None], use_cache=False).logits[0]
+    torch.testing.assert_close(logits[0], alone, rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"attention_mask": "ones"}], ids=["defaults", "mask"])
+@torch.no_grad()
+def test_packed_rows_stay_apart_under_compilation(modern_model, documents, arguments):
+    """A trace cannot look at positions; the compiled graph must isolate documents all the same."""
+    ids, positions = pack(*documents)
+    if arguments:
+        arguments = {"attention_mask": torch.ones_like(ids)}
+    expected = modern_model(ids, position_ids=positions, use_cache=False).logits
+    torch.compiler.reset()
+    compiled = torch.compile(modern_model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(ids, position_ids=positions, **arguments).logits, expected, rtol=0, atol=ATOL)
+
+
 def test_packed_rows_and_a_cache_are_refused(modern_model, documents):
     ids, positions = pack(*documents)
     with pytest.raises(ValueError, match="position_ids restart"):

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tercet.modeling import (
+    TercetConfig,
     TercetForCausalLM,
     TercetForQuestionAnswering,
     TercetForSequenceClassification,
@@ -81,11 +82,24 @@ class Reinitialised(TercetForCausalLM):
             module.weight.data.normal_(mean=5.0, std=0.1)
 
 
-def test_a_subclass_that_initialises_in_place_keeps_loaded_weights(modern_model, tmp_path):
-    modern_model.save_pretrained(tmp_path)
-    assert_same_weights(modern_model, Reinitialised.from_pretrained(tmp_path))
+@pytest.mark.parametrize("config", ["no_rope"], indirect=True)  # its head is not tied
+def test_a_subclass_that_initialises_in_place_keeps_loaded_weights(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    assert_same_weights(model, Reinitialised.from_pretrained(tmp_path))
     # Its own initialisation does run where there is nothing to load.
-    assert Reinitialised(modern_model.config).model.layers[0].mlp.up_proj.weight.mean() > 4
+    assert Reinitialised(model.config).lm_head.weight.mean() > 4
+
+
+def test_projections_into_the_residual_stream_start_small():
+    """GPT-2, section 2.3: divided by the square root of the number of additions to the stream."""
+    config = TercetConfig(vocab_size=64, hidden_size=256, num_hidden_layers=8, num_attention_heads=4)
+    model = TercetForCausalLM(config)
+    for layer in model.model.layers:
+        for small in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            assert small.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+        for usual in (layer.self_attn.q_proj, layer.mlp.up_proj):
+            assert usual.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
 class TestTiedWeights:
@@ -121,10 +135,14 @@ class NoTercet:
 
 sys.meta_path.insert(0, NoTercet())
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 folder, ids = sys.argv[1], torch.tensor([json.loads(sys.argv[2])])
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+base = AutoModel.from_pretrained(folder, trust_remote_code=True)
+assert torch.equal(base.embed_tokens.weight, model.model.embed_tokens.weight)
+classifier = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True, num_labels=3)
+assert torch.equal(classifier.model.embed_tokens.weight, model.model.embed_tokens.weight)
 assert "tercet" not in sys.modules
 model.save_pretrained(sys.argv[3])
 torch.save(model(ids).logits.detach(), sys.argv[3] + "/logits.pt")

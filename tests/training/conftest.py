@@ -30,9 +30,9 @@ def recipe_fields(text_folder) -> dict[str, Any]:
         "optimizer": {"warmup_steps": 2},
         "training": {
             "num_steps": 8,
-            "row_length": 32,
-            "rows_per_step": 4,
-            "batch_size_per_device": 2,
+            "sequence_length": 32,
+            "global_batch_size": 4,
+            "per_device_batch_size": 2,
             "device": "cpu",
             "log_every": 1,
             "evaluate_every": 4,

@@ -11,7 +11,7 @@ from tercet.training.documents import DataError
 from tercet.training.packing import PackedDataset, pack
 
 EOS, PAD, T = 0, 1, 16
-DIVISIONS = [(1, 1), (1, 24), (2, 3), (3, 4), (4, 2), (8, 1), (8, 3)]  # world_size, batch_size_per_device
+DIVISIONS = [(1, 1), (1, 24), (2, 3), (3, 4), (4, 2), (8, 1), (8, 3)]  # world_size, per_device_batch_size
 
 
 class NumberedTokens:
@@ -36,7 +36,7 @@ def dataset() -> PackedDataset:
 
 
 def all_ranks(dataset: PackedDataset, world_size: int, batch_size: int, *, seed: int = 5) -> list[PackedBatches]:
-    settings = {"seed": seed, "rows_per_step": 24, "batch_size_per_device": batch_size, "world_size": world_size}
+    settings = {"seed": seed, "global_batch_size": 24, "per_device_batch_size": batch_size, "world_size": world_size}
     return [PackedBatches(dataset, rank=rank, **settings) for rank in range(world_size)]
 
 
@@ -108,14 +108,14 @@ def test_an_abandoned_iteration_and_an_error_end_the_thread(dataset: PackedDatas
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size_per_device": 5}, r"rows_per_step \(24\) must be a multiple of batch_size_per_device \(5\)"),
+        ({"per_device_batch_size": 5}, r"global_batch_size \(24\) must be a multiple of per_device_batch_size \(5\)"),
         ({"world_size": 5}, r"times world_size \(5\)"),
         ({"rank": 1}, r"rank must be in range\(world_size\), not 1"),
-        ({"rows_per_step": 0}, "rows_per_step must be at least 1"),
+        ({"global_batch_size": 0}, "global_batch_size must be at least 1"),
     ],
 )
 def test_a_division_that_does_not_come_out_is_refused(dataset: PackedDataset, changes: dict, message: str):
-    fields = {"seed": 0, "rows_per_step": 24, "batch_size_per_device": 4, "rank": 0, "world_size": 1}
+    fields = {"seed": 0, "global_batch_size": 24, "per_device_batch_size": 4, "rank": 0, "world_size": 1}
     with pytest.raises(ValueError, match=message):
         PackedBatches(dataset, **{**fields, **changes})
 
@@ -146,7 +146,7 @@ def test_evaluation_scores_every_token_once_with_its_context(lengths: list[int],
 
 def test_evaluation_refuses_what_it_cannot_do():
     tokens = NumberedTokens([5])
-    with pytest.raises(ValueError, match="stride must be from 1 to row_length"):
+    with pytest.raises(ValueError, match="stride must be from 1 to sequence_length"):
         evaluation_windows(tokens, 4, 5, 1, eos_token_id=EOS, pad_token_id=PAD)
     with pytest.raises(DataError, match="validation split holds no token"):
         evaluation_windows(NumberedTokens([]), 4, 2, 1, eos_token_id=EOS, pad_token_id=PAD)

@@ -49,7 +49,9 @@ def test_against_the_definition(token_set, small_tokenizer, family):
         nats_of_text += float(nats[:-1].sum())
         nats_of_all += float(nats.sum())
         num_labels += len(nats)
-    result = evaluate(model, token_set, row_length=512, eos_token_id=eos, pad_token_id=small_tokenizer.pad_token_id)
+    result = evaluate(
+        model, token_set, sequence_length=512, eos_token_id=eos, pad_token_id=small_tokenizer.pad_token_id
+    )
     num_bytes = sum(len(text.encode()) for text in TEXTS)
     assert result.num_bytes == num_bytes
     assert result.num_tokens == num_labels
@@ -58,13 +60,13 @@ def test_against_the_definition(token_set, small_tokenizer, family):
     assert result.perplexity == pytest.approx(math.exp(result.loss_nats))
 
 
-@pytest.mark.parametrize(("row_length", "stride"), [(16, 16), (16, 8), (16, 1), (40, 13)])
-def test_a_uniform_model_scores_the_same_at_any_window(token_set, small_tokenizer, row_length, stride):
+@pytest.mark.parametrize(("sequence_length", "stride"), [(16, 16), (16, 8), (16, 1), (40, 13)])
+def test_a_uniform_model_scores_the_same_at_any_window(token_set, small_tokenizer, sequence_length, stride):
     model = make_model("tercet", len(small_tokenizer)).eval()
     with torch.no_grad():
         model.lm_head.weight.zero_()
     result = evaluate(
-        model, token_set, row_length=row_length, stride=stride,
+        model, token_set, sequence_length=sequence_length, stride=stride,
         eos_token_id=small_tokenizer.eos_token_id, pad_token_id=small_tokenizer.pad_token_id,
     )  # fmt: skip
     text_tokens = int(np.sum(token_set.document_lengths)) - len(TEXTS)
@@ -76,5 +78,5 @@ def test_a_uniform_model_scores_the_same_at_any_window(token_set, small_tokenize
 
 def test_the_model_stays_in_its_mode(token_set, small_tokenizer):
     model = make_model("tercet", len(small_tokenizer)).train()
-    evaluate(model, token_set, row_length=64, eos_token_id=0, pad_token_id=1)
+    evaluate(model, token_set, sequence_length=64, eos_token_id=0, pad_token_id=1)
     assert model.training

@@ -35,32 +35,32 @@ def covered(packing: Packing, lengths: list[int]) -> list[np.ndarray]:
 
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=80), st.integers(1, 32))
-def test_every_token_stands_in_one_row_and_padding_is_small(lengths: list[int], row_length: int):
-    if sum(lengths) < row_length:
-        with pytest.raises(DataError, match=rf"{sum(lengths)} tokens, fewer than one row of {row_length}"):
-            pack(np.array(lengths), row_length)
+def test_every_token_stands_in_one_row_and_padding_is_small(lengths: list[int], sequence_length: int):
+    if sum(lengths) < sequence_length:
+        with pytest.raises(DataError, match=rf"{sum(lengths)} tokens, fewer than one row of {sequence_length}"):
+            pack(np.array(lengths), sequence_length)
         return
-    packing = pack(np.array(lengths), row_length)
+    packing = pack(np.array(lengths), sequence_length)
     assert all((count == 1).all() for count in covered(packing, lengths))
     filled = np.add.reduceat(packing.length, packing.row_offsets[:-1])
-    assert filled.max() <= row_length
+    assert filled.max() <= sequence_length
     assert packing.num_tokens == sum(lengths)
-    padding = packing.num_rows * row_length - packing.num_tokens
-    assert padding <= MAX_PADDING_FRACTION * packing.num_rows * row_length or padding < row_length
-    assert packing.padding_fraction == pytest.approx(padding / (packing.num_rows * row_length))
+    padding = packing.num_rows * sequence_length - packing.num_tokens
+    assert padding <= MAX_PADDING_FRACTION * packing.num_rows * sequence_length or padding < sequence_length
+    assert packing.padding_fraction == pytest.approx(padding / (packing.num_rows * sequence_length))
 
 
 @settings(max_examples=100)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=60), st.integers(20, 40))
-def test_best_fit_is_what_the_plain_algorithm_gives(lengths: list[int], row_length: int):
+def test_best_fit_is_what_the_plain_algorithm_gives(lengths: list[int], sequence_length: int):
     used: list[int] = []
     for length in sorted(lengths, reverse=True):
-        fitting = [i for i, u in enumerate(used) if u + length <= row_length]
+        fitting = [i for i, u in enumerate(used) if u + length <= sequence_length]
         if fitting:
             used[max(fitting, key=lambda i: used[i])] += length
         else:
             used.append(length)
-    rows = best_fit_rows(np.array(lengths), row_length)
+    rows = best_fit_rows(np.array(lengths), sequence_length)
     assert sorted(np.bincount(rows, weights=lengths).astype(int).tolist()) == sorted(used)
 
 

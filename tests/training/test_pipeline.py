@@ -25,7 +25,7 @@ def finished(text_folder, tmp_path_factory):
             "data": {"path": str(text_folder), "validation_fraction": 0.2},
             "tokenizer": {"vocab_size": 320},
             "model": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
-            "training": {"num_steps": 6, "row_length": 32, "rows_per_step": 4, "batch_size_per_device": 4,
+            "training": {"num_steps": 6, "sequence_length": 32, "global_batch_size": 4, "per_device_batch_size": 4,
                          "device": "cpu", "log_every": 2, "evaluate_every": 3, "save_every": 3},
             "samples": {"prompts": ["The", "A"], "max_new_tokens": 5},
             "card": {"license": "mit", "language": ["en"]},

@@ -37,11 +37,11 @@ def test_a_built_in_recipe_by_any_name(name, tmp_path, monkeypatch):
         ("training", {"num_steps": 0}, "training.num_steps is 0: input should be greater than or equal to 1"),
         ("training", {"num_steps": "many"}, "training.num_steps is 'many': input should be a valid integer"),
         ("training", {"device": "tpu"}, "training.device is 'tpu': input should be 'auto', 'cpu' or 'cuda'"),
-        ("training", {"batch_size_per_device": 3}, "rows_per_step (4) is not a multiple"),
+        ("training", {"per_device_batch_size": 3}, "global_batch_size (4) is not a multiple"),
         ("data", {"sources": [{"path": "x"}]}, "either data.path or data.sources"),
         ("data", {"path": None}, "either data.path or data.sources"),
         ("model", {"num_attention_heads": 3}, "hidden_size (16) is not a multiple of num_attention_heads (3)"),
-        ("model", {"max_position_embeddings": 16}, "training.row_length (32) is beyond"),
+        ("model", {"max_position_embeddings": 16}, "training.sequence_length (32) is beyond"),
         ("model", {"mlp_type": "moe"}, "mlp_type"),
         ("model", {"preset": "ancient"}, "choose modern or classic"),
     ],
@@ -57,7 +57,7 @@ def test_several_mistakes_are_all_named(make_recipe):
     with pytest.raises(RecipeError) as caught:
         make_recipe(training={"num_step": 1, "row_lenght": 2})
     assert "did you mean num_steps?" in str(caught.value)
-    assert "did you mean row_length?" in str(caught.value)
+    assert "did you mean sequence_length?" in str(caught.value)
 
 
 def test_a_source_in_a_list_is_checked_too(make_recipe):
