@@ -3,7 +3,7 @@
     python benchmarks/quality.py FILE --seconds 60
 
 The last tenth of FILE is held out, whole and unshuffled; every byte of it is scored, counted as UTF-8. The clock counts
-training steps only: not the tokenizer, not the first (untimed) warm-up of the machine's threads, not evaluation.
+training steps only, the first one included: not the tokenizer, not packing, not evaluation.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedTokenizerFast
 
 from tercet.modeling import TercetForCausalLM
-from tercet.tokenizer import train_tokenizer
+from tercet.tokenizer import token_ids, train_tokenizer
 from tercet.training.batches import PackedBatches
 from tercet.training.documents import Document
 from tercet.training.evaluation import evaluate
@@ -74,23 +74,22 @@ def train_for(
     """Train until the clock of training steps shows `seconds`; the schedule runs on that clock, too."""
     set_seed(recipe.seed)
     accelerator = Accelerator(cpu=recipe.training.device != "cuda")
-    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
-           "pad_token_id": tokenizer.pad_token_id}  # fmt: skip
-    model = TercetForCausalLM(recipe.model_config_for(len(tokenizer), ids))
+    model = TercetForCausalLM(recipe.model_config_for(len(tokenizer), token_ids(tokenizer)._asdict()))
     training, optimizer = recipe.training, recipe.optimizer
     optimizers = make_optimizers(
         model, name=optimizer.name, learning_rate=optimizer.learning_rate, weight_decay=optimizer.weight_decay,
         matrix_learning_rate=optimizer.matrix_learning_rate, betas=optimizer.betas,
     )  # fmt: skip
-    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    dataset = PackedDataset(data.train, pack(data.train.document_lengths, training.sequence_length), **special)
+    eos_token_id, pad_token_id = token_ids(tokenizer)[1:]
+    dataset = PackedDataset(data.train, pack(data.train.document_lengths, training.sequence_length),
+        eos_token_id=eos_token_id, pad_token_id=pad_token_id)  # fmt: skip
     batches = PackedBatches(
         dataset, seed=recipe.seed, global_batch_size=training.global_batch_size,
         per_device_batch_size=training.per_device_batch_size, rank=0, world_size=1,
     )  # fmt: skip
     print(
-        f"{model.num_parameters():,} parameters, {training.global_batch_size} x {training.sequence_length} tokens a step, "
-        f"{torch.get_num_threads()} threads"
+        f"{model.num_parameters():,} parameters, "
+        f"{training.global_batch_size} x {training.sequence_length} tokens a step, {torch.get_num_threads()} threads"
     )
     trained_s, step, marks = 0.0, 0, [seconds * (i + 1) / num_evaluations for i in range(num_evaluations)]
     step_s = seconds / 1000
@@ -114,7 +113,8 @@ def train_for(
                 data.validation,
                 sequence_length=training.sequence_length,
                 stride=training.sequence_length // 4,
-                **special,
+                eos_token_id=eos_token_id,
+                pad_token_id=pad_token_id,
             )
             tokens = step * training.global_batch_size * training.sequence_length
             print(

@@ -4,13 +4,12 @@
 
 Speed: both models take turns, step by step, on the same batch with the same fused AdamW; medians, and the spread as the
 10th and 90th percentile. Llama trains as a plain loop does: labels in, logits out. Memory: each model in a process of
-its own that takes two steps; the peak is the process's, less what it held before the first step.
+its own that takes two steps; the peak of its resident memory, less what it held before the first step. Linux only.
 """
 
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -101,10 +100,17 @@ def peak_bytes(name: str, shape: Shape) -> int:
 
 def _measure_peak(name: str, shape: Shape) -> int:
     trainee = Trainee(name, shape)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # A child starts with its parent's high-water mark (and getrusage keeps it); 5 resets the one in /proc.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status_kib("VmRSS")
     for _ in range(2):
         trainee.step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return (_status_kib("VmHWM") - before) * 1024
+
+
+def _status_kib(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def main() -> None:
@@ -116,9 +122,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     print(f"{processor_name()}, {arguments.threads} threads, torch {torch.__version__}, {date.today()}")
     speed = compare_speed(SPEED, arguments.steps)
-    print(
-        f"\nhidden 384, 6 layers, 6/2 heads, vocabulary {SPEED.vocab_size}, {SPEED.batch_size} x {SPEED.sequence_length}"
-    )
+    print(f"\nhidden 384, 6 layers, 6/2 heads, vocabulary {SPEED.vocab_size}, 8 x {SPEED.sequence_length}")
     for name in NAMES:
         row = speed[name]
         print(f"  {name:<8} {row['median']:8.0f} tokens/s   (10-90 %: {row['low']:.0f} to {row['high']:.0f})")

@@ -28,7 +28,8 @@ def run_chat(checkpoint: Path, system: str | None, max_new_tokens: int, temperat
     while True:
         try:
             text = input("> ").strip()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
+            typer.echo("", err=True)
             return
         if text == "/quit":
             return
@@ -43,5 +44,5 @@ def run_chat(checkpoint: Path, system: str | None, max_new_tokens: int, temperat
         )
         check_room(model, ids.shape[1], max_new_tokens)
         output = stream_continuation(model, tokenizer, ids, max_new_tokens, temperature, top_p)
-        answer = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+        answer = str(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
         messages.append({"role": "assistant", "content": answer})

@@ -3,10 +3,12 @@
 A mistake of the user's is one line on standard error and exit code 2; anything else is a bug and shows its traceback.
 """
 
+import functools
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -28,6 +30,38 @@ tokenizer_app = typer.Typer(help="Train a tokenizer on your own text.", no_args_
 data_app = typer.Typer(help="Turn text into memory-mapped tokens.", no_args_is_help=True)
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(data_app, name="data")
+
+
+def _one_line(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose user errors are one line and exit code 2.
+
+    Inside the command, because typer itself ends with 130 and no word on Ctrl-C.
+    """
+
+    @functools.wraps(command)
+    def wrapped(*arguments: object, **keywords: object) -> None:
+        try:
+            command(*arguments, **keywords)
+        except UserError as error:
+            _fail(str(error))
+        except KeyboardInterrupt:
+            _fail("stopped; what was finished is kept, and the same command goes on with it")
+        except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except Exception as error:
+            if not is_disk_full(error):
+                raise
+            _fail("the disk is full: free some space and run the same command again; what was finished is kept")
+
+    return wrapped
+
+
+def _fail(message: str) -> NoReturn:
+    if os.environ.get("TERCET_DEBUG"):
+        raise
+    typer.echo(f"tercet: {' '.join(message.split())}", err=True)
+    raise typer.Exit(2)
+
 
 Checkpoint = Annotated[Path, typer.Argument(help="A folder that from_pretrained loads.", metavar="CKPT")]
 Overrides = Annotated[
@@ -56,6 +90,7 @@ def _common(
 
 
 @app.command()
+@_one_line
 def demo(
     output: Output = None,
     steps: Annotated[int | None, typer.Option(help="Train for this many steps instead of the recipe's.")] = None,
@@ -68,6 +103,7 @@ def demo(
 
 
 @app.command()
+@_one_line
 def train(recipe: RecipeArgument, settings: Overrides = None, output: Output = None, restart: Restart = False) -> None:
     """Train what a recipe describes; started again, the same command goes on where it was stopped."""
     from tercet.commands import run_train
@@ -76,6 +112,7 @@ def train(recipe: RecipeArgument, settings: Overrides = None, output: Output = N
 
 
 @tokenizer_app.command("train")
+@_one_line
 def tokenizer_train(
     data: Annotated[list[str], typer.Argument(help="Files, folders, globs or Hub datasets.", metavar="DATA...")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
@@ -88,6 +125,7 @@ def tokenizer_train(
 
 
 @data_app.command("prepare")
+@_one_line
 def data_prepare(recipe: RecipeArgument, settings: Overrides = None, output: Output = None) -> None:
     """Train a recipe's tokenizer and tokenize its text, ready for `tercet train`."""
     from tercet.commands import run_data_prepare
@@ -96,22 +134,24 @@ def data_prepare(recipe: RecipeArgument, settings: Overrides = None, output: Out
 
 
 @app.command("eval")
+@_one_line
 def evaluate(
     checkpoint: Checkpoint,
     data: Annotated[
         str | None, typer.Option(help="Text to score instead of what the run held out: file, folder, glob, Hub name.")
     ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(help="Context length; default: the model's, at most 1024.")
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Tokens in a window; default: the model's longest, at most 1024.")
     ] = None,
 ) -> None:
     """Loss, perplexity and bits per byte, comparable across tokenizers."""
     from tercet.commands import run_eval
 
-    run_eval(checkpoint, data, sequence_length)
+    run_eval(checkpoint, data, context)
 
 
 @app.command()
+@_one_line
 def generate(
     checkpoint: Checkpoint,
     prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
@@ -127,6 +167,7 @@ def generate(
 
 
 @app.command()
+@_one_line
 def chat(
     checkpoint: Checkpoint,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
@@ -141,6 +182,7 @@ def chat(
 
 
 @app.command()
+@_one_line
 def card(
     checkpoint: Checkpoint,
     repo_id: Annotated[str | None, typer.Option(help="Hub repository that readers will load from.")] = None,
@@ -153,6 +195,7 @@ def card(
 
 
 @app.command()
+@_one_line
 def info(checkpoint: Checkpoint) -> None:
     """What a checkpoint is made of: weights, hyperparameters, memory, FLOPs and cache bytes per token."""
     from rich.console import Console
@@ -174,23 +217,4 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_DISABLE_PROGRESS_BARS", "1")
-    try:
-        app()
-    except UserError as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
-        _fail("stopped before there was anything to save; the same command begins again")
-    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except Exception as error:
-        if not is_disk_full(error):
-            raise
-        _fail("the disk is full: free some space and run the same command again; what was finished is kept")
-
-
-def _fail(message: str) -> None:
-    typer.echo(f"tercet: {' '.join(message.split())}", err=True)
-    if os.environ.get("TERCET_DEBUG"):
-        raise
-    sys.exit(2)
+    app()

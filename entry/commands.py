@@ -1,8 +1,13 @@
 """What the commands do, once torch may be imported."""
 
+import itertools
+import os
+import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import typer
@@ -10,14 +15,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, TextStreamer,
 from transformers.utils import logging
 
 from tercet.loading import load_checkpoint_folder
+from tercet.tokenizer import token_ids
 from tercet.training.errors import UserError, as_user_error
 from tercet.training.evaluation import evaluate
 from tercet.training.export import check_loads_without_tercet
-from tercet.training.pipeline import RunOutcome, make_accelerator, make_data, make_tokenizer
+from tercet.training.launch import make_accelerator
+from tercet.training.pipeline import RunOutcome, claimed_folder
 from tercet.training.pipeline import train as train_recipe
-from tercet.training.recipe import Recipe, load_recipe
+from tercet.training.preparation import make_data, make_tokenizer
+from tercet.training.recipe import load_recipe
 from tercet.training.results import RESULTS_NAME, Evaluation, RunResults
-from tercet.training.run_folder import DATA_NAME, RECIPE_NAME, open_run_folder
+from tercet.training.run_folder import DATA_NAME
 from tercet.training.samples import document_start
 from tercet.training.shards import prepare
 from tercet.training.sources import Source, read_documents
@@ -31,7 +39,8 @@ def run_demo(output: Path | None, steps: int | None, restart: bool) -> None:
     overrides = [] if steps is None else [f"training.num_steps={steps}"]
     recipe = load_recipe("demo", overrides)
     outcome = train_recipe(recipe, output_dir=output, restart=restart, say=typer.echo)
-    if _report_interruption(outcome, "tercet demo" + (f" --output {output}" if output else "")):
+    words = ["tercet", "demo", *(["--steps", steps] if steps else []), *(["--output", output] if output else [])]
+    if _report_interruption(outcome, words):
         return
     prompt = recipe.samples.prompts[0]
     check = check_loads_without_tercet(outcome.output_dir, prompt)
@@ -47,22 +56,28 @@ def run_train(recipe_name: str, overrides: list[str], output: Path | None, resta
     """`tercet train`."""
     recipe = load_recipe(recipe_name, overrides)
     outcome = train_recipe(recipe, output_dir=output, restart=restart, say=typer.echo)
-    words = ["tercet train", recipe_name, *(f"--set {item}" for item in overrides)]
-    if output:
-        words.append(f"--output {output}")
-    if not _report_interruption(outcome, " ".join(words)):
+    words = ["tercet", "train", recipe_name, *(word for item in overrides for word in ("--set", item))]
+    if not _report_interruption(outcome, words + (["--output", output] if output else [])):
         _print_summary(outcome)
 
 
-def _report_interruption(outcome: RunOutcome, command: str) -> bool:
+def _report_interruption(outcome: RunOutcome, words: Sequence[object]) -> bool:
     loop = outcome.loop
     if loop is None or loop.interrupted_by is None or not _is_main_process():
         return loop is not None and loop.interrupted_by is not None
     typer.echo(
         f"Stopped by {loop.interrupted_by} after step {loop.state.step} and saved in {loop.checkpoint}; "
-        f"to go on: {command}"
+        f"to go on: {_command_line(words)}"
     )
     return True
+
+
+def _command_line(words: Sequence[object]) -> str:
+    """The command that began this run, as a shell reads it; under a launcher, the part behind the launcher's own."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        words = ["-m", "tercet.training", *words[2:]]
+        return f"the same launcher with {shlex.join(map(str, words))}"
+    return shlex.join(map(str, words))
 
 
 def _print_summary(outcome: RunOutcome) -> None:
@@ -103,8 +118,6 @@ def _one_line(text: str) -> str:
 
 
 def _is_main_process() -> bool:
-    import os
-
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -118,18 +131,18 @@ def run_tokenizer_train(data: list[str], output: Path, vocab_size: int) -> None:
     with as_user_error("--vocab-size"):
         tokenizer = train_tokenizer(texts, vocab_size, show_progress=sys.stderr.isatty())
     tokenizer.save_pretrained(output)
-    sample = [document.text for path in data for document in read_documents(Source(path=path))][:1000]
+    documents = (document for path in data for document in read_documents(Source(path=path)))
+    sample = [document.text for document in itertools.islice(documents, 1000)]
     typer.echo(f"{output}: {len(tokenizer):,} tokens, {bytes_per_token(tokenizer, sample):.2f} bytes per token")
 
 
 def run_data_prepare(recipe_name: str, overrides: list[str], output: Path | None) -> None:
     """`tercet data prepare`."""
     recipe = load_recipe(recipe_name, overrides)
-    folder = output or Path(recipe.output_dir)
-    make_accelerator(recipe, folder)
-    open_run_folder(recipe, folder)
-    tokenizer = make_tokenizer(recipe, folder, typer.echo)
-    data = make_data(recipe, tokenizer, folder, typer.echo, progress=True)
+    folder = (output or Path(recipe.output_dir)).expanduser()
+    with claimed_folder(recipe, folder, make_accelerator(recipe, folder), restart=False):
+        tokenizer = make_tokenizer(recipe, folder, typer.echo)
+        data = make_data(recipe, tokenizer, folder, typer.echo, progress=True)
     for name, report in data.report.by_source.items():
         typer.echo(
             f"  {name}: {report.documents:,} documents kept, {report.tokens:,} tokens, {report.bytes:,} bytes; "
@@ -140,21 +153,24 @@ def run_data_prepare(recipe_name: str, overrides: list[str], output: Path | None
 def run_eval(checkpoint: Path, data: str | None, sequence_length: int | None) -> None:
     """`tercet eval`."""
     model, tokenizer = load_checkpoint_folder(checkpoint)
+    with as_user_error(str(checkpoint)):
+        ids = token_ids(tokenizer)
     longest = int(getattr(model.config, "max_position_embeddings", 1024))
+    uses_own_length = sequence_length in (None, longest)
     sequence_length = sequence_length or min(longest, 1024)
     if sequence_length > longest:
-        raise UserError(f"--row-length {sequence_length} is beyond the model's max_position_embeddings ({longest})")
+        raise UserError(f"--context {sequence_length} is beyond the model's max_position_embeddings ({longest})")
     with tempfile.TemporaryDirectory() as temporary:
         token_set, is_own_split = _text_to_score(checkpoint, data, tokenizer, Path(temporary))
         result = evaluate(
-            model, token_set, sequence_length=sequence_length, eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=_padding_id(tokenizer), progress=True,
+            model, token_set, sequence_length=sequence_length, eos_token_id=ids.eos_token_id,
+            pad_token_id=ids.pad_token_id, progress=True,
         )  # fmt: skip
     typer.echo(
         f"{result.bits_per_byte:.4f} bits per byte, {result.loss_nats:.4f} nats per token, "
         f"perplexity {result.perplexity:.2f} on {result.num_bytes:,} bytes, {result.num_tokens:,} tokens"
     )
-    if is_own_split:
+    if is_own_split and uses_own_length:
         _update_results(checkpoint, result)
 
 
@@ -171,11 +187,6 @@ def _text_to_score(
         validation_fraction=0.0, split_by="document", drop_duplicates=False, progress=False,
     )  # fmt: skip
     return prepared.train, False
-
-
-def _padding_id(tokenizer: PreTrainedTokenizerFast) -> int:
-    # Padding is never scored and nothing sees it, so any id serves where a tokenizer has none.
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
 
 def _update_results(checkpoint: Path, result: Evaluation) -> None:
@@ -230,9 +241,6 @@ def stream_continuation(
     )
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     with torch.no_grad():
-        return model.generate(
+        return cast(Any, model).generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, streamer=streamer, **sampling
         )
-
-
-__all__ = ["RECIPE_NAME", "Recipe"]

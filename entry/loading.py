@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -23,10 +24,13 @@ def load_checkpoint_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTok
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder)
+        model, loading = cast(Any, AutoModelForCausalLM).from_pretrained(folder, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(f"{folder} does not load: {reason}") from error
+    if missing := sorted(loading["missing_keys"]):
+        # transformers fills them with random numbers and goes on.
+        raise UserError(f"{folder} lacks {len(missing)} weight(s), such as {missing[0]}: it is not a whole checkpoint")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device).eval(), tokenizer
 

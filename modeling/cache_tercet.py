@@ -221,8 +221,8 @@ class TercetCacheLayer(CacheLayerMixin):
         # Both see the same past; whoever appends first moves to a buffer of its own. Were one of them left with the
         # old buffer, a crop and an append there would change what the other sees.
         self._buffers = []
-        clone = type(self).__new__(type(self))
-        clone.__dict__.update(self.__dict__)
+        clone: TercetCacheLayer = object.__new__(type(self))
+        vars(clone).update(vars(self))
         clone._buffers = []
         return clone
 
@@ -368,7 +368,7 @@ class TercetCache(DynamicCache):
             super().__init__(config, **kwargs)
             return
         decoder = config.get_text_config(decoder=True)
-        layers: list[CacheLayerMixin] = [
+        layers: list[Any] = [
             TercetSlidingLayer(decoder.sliding_window) if layer_type == "sliding_attention" else TercetCacheLayer()
             for layer_type in decoder.layer_types
         ]
@@ -377,8 +377,8 @@ class TercetCache(DynamicCache):
         Cache.__init__(self, layers=layers, **kwargs)
 
     def __copy__(self) -> "TercetCache":
-        clone = type(self).__new__(type(self))
-        clone.__dict__.update(self.__dict__)
+        clone: TercetCache = object.__new__(type(self))
+        vars(clone).update(vars(self))
         clone.layers = [copy.copy(layer) for layer in self.layers]
         return clone
 
@@ -391,10 +391,12 @@ class TercetCache(DynamicCache):
         Raises:
             ValueError: If positive, or if a sliding layer no longer holds positions that its window would need.
         """
-        for layer in self.layers:
-            if isinstance(layer, TercetCacheLayer):
-                layer.check_crop(tokens_to_remove)
+        for layer in self._own_layers():
+            layer.check_crop(tokens_to_remove)
         super().crop(tokens_to_remove)
+
+    def _own_layers(self) -> list[TercetCacheLayer]:
+        return [layer for layer in self.layers if isinstance(layer, TercetCacheLayer)]
 
     @property
     def length(self) -> int:
@@ -404,12 +406,12 @@ class TercetCache(DynamicCache):
     @property
     def capacity(self) -> int:
         """Positions for which memory is allocated, in the longest layer."""
-        return max(layer.capacity for layer in self.layers)
+        return max(layer.capacity for layer in self._own_layers())
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated for keys and values in all layers."""
-        return sum(layer.nbytes for layer in self.layers)
+        return sum(layer.nbytes for layer in self._own_layers())
 
 
 __all__ = ["TercetCache", "TercetCacheLayer", "TercetSlidingLayer"]

@@ -63,8 +63,7 @@ class TercetRotaryEmbedding(nn.Module):
         self.config = config
         self.max_seq_len_cached = config.max_position_embeddings
         self.original_max_seq_len = config.max_position_embeddings
-        assert config.rope_parameters is not None
-        self.rope_type = config.rope_parameters["rope_type"]
+        self.rope_type = str(dict(config.rope_parameters or {})["rope_type"])
         rope_init_fn = self.compute_default_rope_parameters
         if self.rope_type != "default":
             rope_init_fn = ROPE_INIT_FUNCTIONS[self.rope_type]
@@ -200,7 +199,7 @@ class TercetAttention(nn.Module):
             key, value = cache.update(key, value, self.layer_idx, kwargs=kwargs)  # (B, K, S, D)
 
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
+            self.config._attn_implementation or "eager", eager_attention_forward
         )
         output, weights = attention(
             self,

@@ -20,8 +20,7 @@ from transformers.modeling_layers import (
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel, slice_logits_to_keep
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, auto_docstring, can_return_tuple, is_tracing
+from transformers.utils import auto_docstring, can_return_tuple, is_tracing
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -112,11 +111,11 @@ class TercetModel(TercetPreTrainedModel):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
+        position_ids: torch.Tensor | None = None,
         cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
@@ -212,7 +211,7 @@ def may_hold_several_documents(
     if is_tracing(position_ids):
         return cache is None
     is_real = torch.ones_like(position_ids, dtype=torch.bool)
-    if attention_mask is not None:
+    if isinstance(attention_mask, torch.Tensor):
         is_real = attention_mask[:, -position_ids.shape[-1] :].bool().expand_as(position_ids)
     # A document goes up by one at each of its tokens: its position less its tokens so far stays what it was.
     num_real = is_real.long().cumsum(-1)
@@ -240,7 +239,7 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
+    _pp_plan: Any = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: TercetConfig) -> None:
@@ -257,14 +256,14 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
+        position_ids: torch.Tensor | None = None,
         cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         skip_logits: bool = False,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         r"""
         skip_logits (`bool`, defaults to `False`):
@@ -313,7 +312,8 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
             or generation_config.cache_implementation is not None
         )
         if caller_chose:
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+            prepare: Any = GenerationMixin._prepare_cache_for_generation
+            prepare(self, generation_config, model_kwargs, *args, **kwargs)
             return
         cache = TercetCache(self.config)
         if generation_config.is_assistant:

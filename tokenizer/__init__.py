@@ -4,7 +4,15 @@ Every Unicode string comes back as it went in, and the ids are those of the save
 """
 
 from tercet.tokenizer.encoding import bytes_per_token, encode_documents
-from tercet.tokenizer.special_tokens import END_OF_TEXT, MESSAGE_END, MESSAGE_START, PADDING, SPECIAL_TOKENS
+from tercet.tokenizer.special_tokens import (
+    END_OF_TEXT,
+    MESSAGE_END,
+    MESSAGE_START,
+    PADDING,
+    SPECIAL_TOKENS,
+    TokenIds,
+    token_ids,
+)
 from tercet.tokenizer.training import MIN_VOCAB_SIZE, train_tokenizer
 
 __all__ = [
@@ -14,7 +22,9 @@ __all__ = [
     "MIN_VOCAB_SIZE",
     "PADDING",
     "SPECIAL_TOKENS",
+    "TokenIds",
     "bytes_per_token",
     "encode_documents",
+    "token_ids",
     "train_tokenizer",
 ]

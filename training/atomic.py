@@ -25,10 +25,7 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
                 file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes private files; a checkpoint is as readable as any other file of the user's.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
+        make_readable(Path(temporary))
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -48,3 +45,15 @@ def is_disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def make_readable(path: Path) -> None:
+    """Give a file, or all files below a folder, the permissions that a new file of the user's has.
+
+    mkstemp and safetensors make private files; a checkpoint is as readable as everything else.
+    """
+    umask = os.umask(0)
+    os.umask(umask)
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if file.is_file():
+            os.chmod(file, 0o666 & ~umask)

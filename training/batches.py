@@ -101,7 +101,7 @@ class EvaluationWindows:
 
     Each batch holds int64 tensors `input_ids`, `shift_labels` and `position_ids`, each (b, T), b <= batch_size. A label
     equal to the end-of-text id is the end of a document: text itself never encodes to it. Bits per byte sum over the
-    nats of all labels and divide by the set's num_bytes.
+    nats of the other labels and divide by the set's num_bytes.
     """
 
     def __init__(self, dataset: PackedDataset, num_context: np.ndarray, batch_size: int) -> None:
@@ -134,12 +134,13 @@ def evaluation_windows(
 ) -> EvaluationWindows:
     """Windows of sequence_length over each document, `stride` apart; short documents stand several to a row.
 
-    A token is scored in the first window that reaches it, so that all but a document's first sequence_length tokens see at
-    least sequence_length - stride tokens before them. The last window ends with the document, so it has the most context.
+    A token is scored in the first window that reaches it, so that all but a document's first sequence_length tokens
+    see at least sequence_length - stride tokens before them. The last window ends with the document, so it has the
+    most context.
 
     Args:
         sequence_length: T.
-        stride: From 1 to sequence_length; a smaller one gives more context and costs sequence_length / stride times the work.
+        stride: From 1 to sequence_length; a smaller one gives more context, at sequence_length / stride times the work.
 
     Raises:
         DataError: If the set holds no token.

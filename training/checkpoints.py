@@ -2,7 +2,7 @@
 
     checkpoints/step-00000200/       config.json, model.safetensors, tokenizer, code: a model like any other
         state/run.json               step, tokens, seconds of training, number of processes
-        state/optimizer-0.safetensors ... and the same in optimizer-0.json for what is no tensor
+        state/optimizer-0.safetensors state of the first optimizer, by parameter name, and so on
         state/rng-0.safetensors      random state of process 0, and so on
 
 A checkpoint is written under another name, synced and renamed: one that is there is whole. Nothing is pickled.
@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -23,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from tercet.training.atomic import make_readable
 from tercet.training.errors import UserError
 
 CHECKPOINTS = "checkpoints"
@@ -39,6 +39,8 @@ class RunState:
     tokens_seen: int = 0
     duration_s: float = 0.0
     num_processes: int = 1
+    loss_nats: float = 0.0
+    data_fingerprint: str = ""
 
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
@@ -84,6 +86,7 @@ def save_checkpoint(
             (temporary / _STATE / "run.json").write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
+            make_readable(temporary)
             _sync_tree(temporary)
             if folder.exists():  # written by a run that was killed before it could go on from here
                 shutil.rmtree(folder)
@@ -142,7 +145,7 @@ def _load_model(model: nn.Module, folder: Path) -> None:
 
 
 def _save_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, folder: Path, index: int) -> None:
-    """Tensors of the state by parameter name, `name::key`; everything else as JSON."""
+    """Tensors of the state by parameter name, `name::key`; the rest of an optimizer is in the recipe."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors: dict[str, torch.Tensor] = {}
     for parameter, entries in optimizer.state.items():
@@ -203,8 +206,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def describe_state(folder: Path) -> dict[str, Any]:
-    """The run state of a checkpoint as plain values, for messages."""
-    return json.loads((folder / _STATE / "run.json").read_text("utf-8"))

@@ -16,6 +16,11 @@ from pathlib import Path
 from tercet.training.documents import Document
 
 PYTHON_DOCS = "python-docs"
+PYTHON_DOCS_LICENSE = "psf-2.0"
+PYTHON_DOCS_DESCRIPTION = (
+    "Python's documentation topics (pydoc_data.topics) and the docstrings of its standard library, as the interpreter "
+    "that ran the training carries them."
+)
 
 # Tests and bundled third parties are not documentation; encodings say one sentence a hundred times.
 _SKIPPED_FOLDERS = {

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +64,7 @@ def evaluate(
     )
     sums = sum_losses(model, bar, eos_token_id)
     if accelerator is not None:
-        sums = accelerator.reduce(sums, reduction="sum")
+        sums = cast(torch.Tensor, accelerator.reduce(sums, reduction="sum"))
     total_nats, text_nats, num_tokens = sums.tolist()
     loss_nats = total_nats / num_tokens
     return Evaluation(

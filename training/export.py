@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,9 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from tercet.training.atomic import make_readable
 from tercet.training.errors import UserError
+from tercet.training.run_folder import place_files, temporary_folder
 
 
 def write_model_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -32,12 +33,10 @@ def write_model_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFas
 
 def replace_model_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """As `write_model_folder`, but each file appears whole, and weights before the config that names them."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
+    with temporary_folder(folder) as temporary:
         write_model_folder(model, tokenizer, Path(temporary))
-        for path in sorted(Path(temporary).iterdir(), key=lambda path: path.name == "config.json"):
-            if path.is_dir():
-                shutil.rmtree(folder / path.name, ignore_errors=True)
-            os.replace(path, folder / path.name)
+        make_readable(Path(temporary))
+        place_files(Path(temporary), folder, last="config.json")
 
 
 @dataclass(frozen=True)

@@ -68,31 +68,13 @@ def versions() -> Versions:
     return Versions(python=platform.python_version(), **{name: version(name) for name in names})
 
 
-def available_memory_bytes() -> int:
-    """Memory that may still be taken: the system's, or what a container's limit leaves if that is less."""
-    import psutil
-
-    available = psutil.virtual_memory().available
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            left = int(Path(limit).read_text()) - int(Path(used).read_text())
-        except (OSError, ValueError):  # no such controller here, or "max": no limit
-            continue
-        available = min(available, max(left, 0))
-    return available
-
-
-def supports_bfloat16() -> bool:
-    """Whether bfloat16 products are computed by the device and not emulated in software."""
+def supports_bfloat16(on_cpu: bool) -> bool:
+    """Whether bfloat16 products are computed by the CPU, or by the accelerator, and not emulated in software."""
     import torch
 
-    if torch.cuda.is_available():
+    if not on_cpu:
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    # oneDNN's own word: AMX or AVX512_BF16 units.
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported() and "avx512_bf16" in _cpu_flags()
+    return bool(_cpu_flags() & {"amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16", "svebf16"})
 
 
 def _cpu_flags() -> set[str]:
@@ -100,7 +82,7 @@ def _cpu_flags() -> set[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return set()
-    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    return next((set(line.lower().split()) for line in lines if line.startswith(("flags", "Features"))), set())
 
 
 def measure_matmul_flops(device: "torch.device", *, size: int = 1024, seconds: float = 0.3) -> float:
@@ -112,10 +94,10 @@ def measure_matmul_flops(device: "torch.device", *, size: int = 1024, seconds: f
         size *= 8
     left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     best, spent = 0.0, 0.0
-    left @ right
+    torch.matmul(left, right)
     while spent < seconds:
         started = time.perf_counter()
-        left @ right
+        torch.matmul(left, right)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         duration = time.perf_counter() - started

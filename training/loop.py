@@ -12,24 +12,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from tercet.tokenizer import token_ids
 from tercet.training.accounting import flops_per_token
+from tercet.training.atomic import write_atomically
 from tercet.training.batches import PackedBatches
 from tercet.training.checkpoints import RunState, list_checkpoints, load_checkpoint, save_checkpoint
 from tercet.training.curve import METRICS_NAME
+from tercet.training.errors import UserError
 from tercet.training.evaluation import evaluate
 from tercet.training.optimizers import make_optimizers
 from tercet.training.packing import PackedDataset, pack
 from tercet.training.recipe import Recipe
 from tercet.training.results import Evaluation
 from tercet.training.schedules import learning_rate_factor
-from tercet.training.step import StepResult, set_learning_rates, training_step
+from tercet.training.step import DivergedError, StepResult, set_learning_rates, training_step
 from tercet.training.token_set import PreparedData
 
 
@@ -41,7 +44,8 @@ class LoopOutcome:
         state: Where the run stands.
         interrupted_by: Name of the signal that stopped it, None if it reached its last step.
         checkpoint: The newest checkpoint.
-        loss_nats: Mean training loss over the steps logged last.
+        loss_nats: Training loss of the last step.
+        evaluation: Of the last step, None if the run did not get there or there is nothing to evaluate on.
         tokens_per_second: Over all training time of the run, evaluations and checkpoints left out.
         mfu: FLOPs of the model per second over the device's measured rate for matrix products.
     """
@@ -50,32 +54,28 @@ class LoopOutcome:
     interrupted_by: str | None
     checkpoint: Path | None
     loss_nats: float
+    evaluation: Evaluation | None
     tokens_per_second: float
     mfu: float
 
 
-def run_loop(
-    recipe: Recipe,
-    *,
-    output_dir: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    data: PreparedData,
-    accelerator: Accelerator,
-    write_model: Callable[[Path], None],
-    peak_flops: float,
-) -> LoopOutcome:
-    """Train from the newest checkpoint, or from the start, to the recipe's last step or until a signal.
+class TrainingLoop:
+    """A run from its newest checkpoint, or from the start, to the recipe's last step or until a signal.
 
     Args:
+        recipe: What to do.
+        output_dir: Gets `metrics.jsonl` and `checkpoints/`.
         model: New weights; those of a checkpoint are loaded into it.
+        tokenizer: Gives the ids that start documents and fill rows.
+        data: What to train and to evaluate on.
+        accelerator: Knows device, processes and precision.
         write_model: Writes the folder that transformers loads.
-        peak_flops: FLOP/s of matrix products that the devices of all processes reach, for the MFU.
+        peak_flops: FLOP/s of matrix products that the devices of all processes reach together, for the MFU.
+
+    Raises:
+        UserError: Less text than one row, or a global batch that does not divide among the processes.
     """
-    return _Loop(recipe, output_dir, model, tokenizer, data, accelerator, write_model, peak_flops).run()
 
-
-class _Loop:
     def __init__(
         self,
         recipe: Recipe,
@@ -90,7 +90,7 @@ class _Loop:
         training, optimizer = recipe.training, recipe.optimizer
         self.recipe, self.output_dir, self.model, self.accelerator = recipe, output_dir, model, accelerator
         self.data, self.write_model, self.peak_flops = data, write_model, peak_flops
-        self.special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+        self.special = token_ids(tokenizer).for_rows()
         model.to(accelerator.device)
         model.train()
         self.optimizers = make_optimizers(
@@ -112,9 +112,15 @@ class _Loop:
         )
         self.metrics = MetricsFile(output_dir / METRICS_NAME) if accelerator.is_main_process else None
         self.flops_per_token = flops_per_token(model.config, training.sequence_length, training=True)
-        self.last_loss = float("nan")
+        self.evaluation: Evaluation | None = None
+        self.logged = RunState()
 
     def run(self) -> LoopOutcome:
+        """Train.
+
+        Raises:
+            UserError: The checkpoint is damaged or of other data, or training diverged.
+        """
         state, checkpoint = self._resume()
         wrapped: Any = self.accelerator.prepare(
             torch.compile(self.model) if self.recipe.training.compile else self.model
@@ -126,14 +132,22 @@ class _Loop:
             for micro_batches in self.batches.steps(state.step, self.recipe.training.num_steps):
                 started = time.perf_counter()
                 self._set_learning_rate(state.step)
-                result = training_step(
-                    wrapped, self.optimizers, micro_batches, self.accelerator, clip_norm=self.recipe.optimizer.clip_norm
-                )
+                try:
+                    result = training_step(
+                        wrapped, self.optimizers, micro_batches, self.accelerator,
+                        clip_norm=self.recipe.optimizer.clip_norm,
+                    )  # fmt: skip
+                except DivergedError as error:
+                    raise UserError(
+                        f"training diverged in step {state.step + 1}: {error}. Lower optimizer.learning_rate or "
+                        f"optimizer.matrix_learning_rate; last good checkpoint: {checkpoint or 'none'}"
+                    ) from error
                 state = replace(
                     state,
                     step=state.step + 1,
                     tokens_seen=state.tokens_seen + int(result.num_tokens),
                     duration_s=state.duration_s + time.perf_counter() - started,
+                    loss_nats=float(result.loss_nats),
                 )
                 stopping = self._any_process_stops(stop)
                 checkpoint = self._after_step(state, result, bar, checkpoint, stopping is not None)
@@ -142,14 +156,26 @@ class _Loop:
         interrupted_by = stop.received if state.step < self.recipe.training.num_steps else None
         speed = state.tokens_seen / max(state.duration_s, 1e-9)
         return LoopOutcome(
-            state, interrupted_by, checkpoint, self.last_loss, speed, speed * self.flops_per_token / self.peak_flops
+            state,
+            interrupted_by,
+            checkpoint,
+            state.loss_nats,
+            self.evaluation,
+            speed,
+            speed * self.flops_per_token / self.peak_flops,
         )
 
     def _resume(self) -> tuple[RunState, Path | None]:
         found = list_checkpoints(self.output_dir)
+        fingerprint = self.data.fingerprint
         if not found:
-            return RunState(num_processes=self.accelerator.num_processes), None
+            return RunState(num_processes=self.accelerator.num_processes, data_fingerprint=fingerprint), None
         state = load_checkpoint(found[-1], model=self.model, optimizers=self.optimizers, accelerator=self.accelerator)
+        if state.data_fingerprint != fingerprint:
+            raise UserError(
+                f"the text has changed since {found[-1]} was saved, and the run cannot go on in it as if it had not: "
+                "restore the text, choose another output folder, or --restart"
+            )
         return replace(state, num_processes=self.accelerator.num_processes), found[-1]
 
     def _after_step(
@@ -161,7 +187,10 @@ class _Loop:
             self._log(state, result, bar)
         bar.advance()
         if (state.step % training.evaluate_every == 0 or is_last) and self.data.validation.num_tokens:
-            self._log_evaluation(state, self._evaluate(), bar)
+            self.evaluation = self._evaluate()
+            self._log_evaluation(state, self.evaluation, bar)
+            if not is_last:
+                self.evaluation = None
         if state.step % training.save_every == 0 or is_last or stopping:
             checkpoint = save_checkpoint(
                 self.output_dir,
@@ -180,9 +209,9 @@ class _Loop:
             self.model,
             self.data.validation,
             sequence_length=training.sequence_length,
-            stride=training.sequence_length,
             accelerator=self.accelerator,
-            **self.special,
+            eos_token_id=self.special["eos_token_id"],
+            pad_token_id=self.special["pad_token_id"],
         )
 
     def _set_learning_rate(self, step: int) -> None:
@@ -198,15 +227,16 @@ class _Loop:
         set_learning_rates(self.optimizers, factor)
 
     def _log(self, state: RunState, result: StepResult, bar: "ProgressBar") -> None:
-        self.last_loss = float(result.loss_nats)
-        speed = state.tokens_seen / max(state.duration_s, 1e-9)
+        since = self.logged if self.logged.step else replace(state, tokens_seen=0, duration_s=0.0)
+        speed = (state.tokens_seen - since.tokens_seen) / max(state.duration_s - since.duration_s, 1e-9)
+        self.logged = state
         mfu = speed * self.flops_per_token / self.peak_flops
-        bar.show(loss=f"{self.last_loss:.3f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.0%}")
+        bar.show(loss=f"{state.loss_nats:.3f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.0%}")
         record = {
             "step": state.step,
             "tokens": state.tokens_seen,
-            "loss_nats": self.last_loss,
-            "learning_rate": self.optimizers[0].param_groups[0]["lr"],
+            "loss_nats": state.loss_nats,
+            "learning_rate": self.optimizers[-1].param_groups[0]["lr"],
             "grad_norm": float(result.grad_norm),
             "tokens_per_second": round(speed, 1),
             "mfu": round(mfu, 4),
@@ -236,7 +266,7 @@ class _Loop:
         if self.accelerator.num_processes == 1:
             return stop.received
         flag = torch.tensor(float(stop.received is not None), device=self.accelerator.device)
-        if float(self.accelerator.reduce(flag, reduction="sum")) == 0:
+        if float(cast(Any, self.accelerator.reduce(flag, reduction="sum"))) == 0:
             return None
         stop.received = stop.received or "a signal to another process"
         return stop.received
@@ -247,7 +277,8 @@ class _Loop:
         return (
             f"{accelerator.num_processes} process(es) on {accelerator.device.type}, "
             f"{training.per_device_batch_size} rows x {self.batches.accumulation_steps} accumulated x "
-            f"{accelerator.num_processes} = {training.global_batch_size} rows of {training.sequence_length} tokens a step; "
+            f"{accelerator.num_processes} = {training.global_batch_size} rows of {training.sequence_length} tokens "
+            f"a step; "
             f"{self.packing.num_rows:,} rows an epoch, {self.packing.padding_fraction:.2%} padding; {start}"
         )
 
@@ -298,7 +329,7 @@ class MetricsFile:
                     kept.append(line + "\n")
             except (ValueError, KeyError, TypeError):
                 continue
-        self.path.write_text("".join(kept), encoding="utf-8")
+        write_atomically(self.path, "".join(kept).encode())
 
 
 class StopRequest:

@@ -79,7 +79,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _update(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
-        gradients = [parameter.grad for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         buffers = []
         for parameter in parameters:
             state = self.state[parameter]

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -54,7 +54,7 @@ class DataSection(Section):
 class TokenizerSection(Section):
     """The vocabulary: trained on the training split, or taken from a folder."""
 
-    vocab_size: int = Field(8192, ge=1)
+    vocab_size: int = Field(8192, ge=260, description="256 bytes, 4 special tokens, and the merges")
     path: str | None = Field(None, description="use this tokenizer folder instead of training one")
 
 
@@ -65,7 +65,9 @@ class OptimizerSection(Section):
     learning_rate: float = Field(5e-3, gt=0, description="AdamW's")
     matrix_learning_rate: float = Field(0.02, gt=0, description="Muon's, scaled by 0.2 sqrt(max(rows, columns))")
     weight_decay: float = Field(0.1, ge=0, description="decoupled, on matrices only")
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.95), description="AdamW's; its epsilon is 1e-10"
+    )
     clip_norm: float = Field(1.0, gt=0)
     schedule: Literal["cosine", "warmup_stable_decay", "constant"] = "warmup_stable_decay"
     warmup_steps: int = Field(20, ge=0)
@@ -105,8 +107,6 @@ class CardSection(Section):
     """What the card says and measurement cannot know."""
 
     license: str | None = None
-    data_license: str | None = None
-    data_description: str | None = None
     language: tuple[str, ...] = ()
     name: str | None = None
 
@@ -117,12 +117,12 @@ class Recipe(Section):
     output_dir: str
     seed: int = 0
     data: DataSection
-    tokenizer: TokenizerSection = TokenizerSection()
+    tokenizer: TokenizerSection = Field(default_factory=lambda: TokenizerSection.model_validate({}))
     model: dict[str, Any] = Field(default_factory=dict, description="fields of TercetConfig, and preset")
-    optimizer: OptimizerSection = OptimizerSection()
+    optimizer: OptimizerSection = Field(default_factory=lambda: OptimizerSection.model_validate({}))
     training: TrainingSection
-    samples: SamplesSection = SamplesSection()
-    card: CardSection = CardSection()
+    samples: SamplesSection = Field(default_factory=lambda: SamplesSection.model_validate({}))
+    card: CardSection = Field(default_factory=lambda: CardSection.model_validate({}))
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:
@@ -134,7 +134,8 @@ class Recipe(Section):
         longest = self.model.get("max_position_embeddings", self.training.sequence_length)
         if isinstance(longest, int) and longest < self.training.sequence_length:
             raise ValueError(
-                f"training.sequence_length ({self.training.sequence_length}) is beyond model.max_position_embeddings ({longest})"
+                f"training.sequence_length ({self.training.sequence_length}) is beyond "
+                f"model.max_position_embeddings ({longest})"
             )
         return self
 
@@ -145,6 +146,10 @@ class Recipe(Section):
             RecipeError: Fields that have no meaning together.
         """
         fields = {"max_position_embeddings": self.training.sequence_length, **self.model}
+        if (size := fields.get("vocab_size", vocab_size)) < vocab_size:
+            raise RecipeError(
+                f"model.vocab_size is {size} and the tokenizer has {vocab_size} tokens: remove the former"
+            )
         make = TercetConfig.classic if fields.pop("preset", "modern") == "classic" else TercetConfig.modern
         with as_user_error("recipe, section model"):
             return make(**{"vocab_size": vocab_size, **special_token_ids, **fields})

@@ -1,24 +1,42 @@
-"""The output folder of a run: whose it is, and whether this run may write there.
+"""The output folder of a run: whose it is, whether this run may write there, and what of it is Tercet's to remove.
 
-`recipe.yaml` marks a folder as a run's. A folder that holds anything else is never written to.
+`.tercet-run` marks a folder as a run's. A folder that holds anything else is never written to, and files in a run's
+folder that Tercet did not write are never removed.
 """
 
+import json
+import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+import tercet
 from tercet.training.atomic import write_atomically
-from tercet.training.checkpoints import list_checkpoints
+from tercet.training.checkpoints import CHECKPOINTS, list_checkpoints
+from tercet.training.curve import METRICS_NAME
 from tercet.training.errors import UserError
 from tercet.training.recipe import Recipe, recipe_to_yaml
 from tercet.training.results import RESULTS_NAME
 
+MARKER_NAME = ".tercet-run"
 RECIPE_NAME = "recipe.yaml"
 DATA_NAME = "data"
+CURVE_NAME = "loss.png"
+TRACKERS_NAME = "trackers"
+_TEMPORARY_PREFIX = ".writing-"
 
-# What a run may change and still be the same run: none of it decides a weight.
+_TOKENIZER_NAMES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+# Everything that a run writes, as patterns; the marker goes last.
+_WRITTEN = (
+    CHECKPOINTS, DATA_NAME, TRACKERS_NAME, RECIPE_NAME, RESULTS_NAME, METRICS_NAME, CURVE_NAME, "README.md",
+    "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "*_tercet.py",
+    *_TOKENIZER_NAMES, f"{_TEMPORARY_PREFIX}*", MARKER_NAME,
+)  # fmt: skip
+
+# What a run may change and still be the same run: the same rows in the same order, the same updates but for rounding.
 _FREE_SECTIONS = ("output_dir", "samples", "card")
 _FREE_TRAINING_FIELDS = ("per_device_batch_size", "device", "num_threads", "log_every", "evaluate_every", "save_every",
                          "keep_last", "trackers", "compile")  # fmt: skip
@@ -35,19 +53,17 @@ def open_run_folder(recipe: Recipe, output_dir: Path, *, restart: bool = False) 
     """
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"{output_dir} is a file: choose another output folder")
-    is_run = (output_dir / RECIPE_NAME).is_file()
-    others = [path.name for path in output_dir.iterdir()] if output_dir.is_dir() else []
-    if others and not is_run:
-        raise UserError(
-            f"{output_dir} holds something else ({', '.join(sorted(others)[:3])}): choose another output folder"
-        )
-    if is_run and restart:
-        shutil.rmtree(output_dir)
-        is_run = False
-    if is_run:
-        _check_same_run(recipe, output_dir)
+    held = sorted(path.name for path in output_dir.iterdir()) if output_dir.is_dir() else []
+    if held and MARKER_NAME not in held:
+        raise UserError(f"{output_dir} holds something else ({', '.join(held[:3])}): choose another output folder")
+    if restart:
+        remove_run(output_dir)
+    elif held:
+        _take_up(recipe, output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
-    write_atomically(output_dir / RECIPE_NAME, recipe_to_yaml(recipe).encode())
+    write_atomically(output_dir / MARKER_NAME, (json.dumps({"tercet_version": tercet.__version__}) + "\n").encode())
+    if not is_finished(output_dir):  # a finished run keeps the recipe that it was trained with
+        write_atomically(output_dir / RECIPE_NAME, recipe_to_yaml(recipe).encode())
 
 
 def is_finished(output_dir: Path) -> bool:
@@ -55,14 +71,47 @@ def is_finished(output_dir: Path) -> bool:
     return all((output_dir / name).is_file() for name in ("config.json", RESULTS_NAME, "README.md"))
 
 
-def _check_same_run(recipe: Recipe, output_dir: Path) -> None:
+def remove_run(output_dir: Path) -> None:
+    """Remove all that a run has written, and the folder if nothing else is in it."""
+    if not (output_dir / MARKER_NAME).is_file():
+        return
+    for pattern in _WRITTEN:
+        for path in output_dir.glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    if not any(output_dir.iterdir()):
+        output_dir.rmdir()
+
+
+def place_files(source: Path, folder: Path, *, last: str) -> None:
+    """Move files and folders into `folder` by renaming, replacing those of the same names; `last` appears last."""
+    for path in sorted(source.iterdir(), key=lambda path: (path.name == last, path.name)):
+        if path.is_dir():
+            shutil.rmtree(folder / path.name, ignore_errors=True)
+        os.replace(path, folder / path.name)
+
+
+def temporary_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder on the same file system, to write in before `place_files`."""
+    return tempfile.TemporaryDirectory(dir=folder, prefix=_TEMPORARY_PREFIX)
+
+
+def _take_up(recipe: Recipe, output_dir: Path) -> None:
+    """Check that what is there can be gone on with, and remove what another recipe has left before it trained."""
     try:
         earlier = yaml.safe_load((output_dir / RECIPE_NAME).read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{output_dir / RECIPE_NAME} is not readable: choose another output folder") from error
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        earlier = None
+    now = recipe.model_dump(mode="json")
+    different = _differences(earlier, now)
     if not list_checkpoints(output_dir) and not is_finished(output_dir):
-        return  # nothing trained yet that another recipe could contradict
-    different = _differences(earlier, recipe.model_dump(mode="json"))
+        # A tokenizer of other text or another size; prepared data notices by itself.
+        if any(name.partition(".")[0] in ("data", "tokenizer", "everything") for name in different):
+            for name in _TOKENIZER_NAMES:
+                (output_dir / name).unlink(missing_ok=True)
+        return
     if different:
         raise UserError(
             f"{output_dir} holds a run of another recipe (different: {', '.join(different)}): "
@@ -71,7 +120,7 @@ def _check_same_run(recipe: Recipe, output_dir: Path) -> None:
 
 
 def _differences(earlier: Any, now: dict[str, Any]) -> list[str]:
-    """Names of the fields that decide weights and differ."""
+    """Names of the fields that decide what is trained and differ."""
     if not isinstance(earlier, dict):
         return ["everything"]
     names = []
@@ -85,6 +134,3 @@ def _differences(earlier: Any, now: dict[str, Any]) -> list[str]:
         else:
             names.append(section)
     return names
-
-
-__all__ = ["DATA_NAME", "RECIPE_NAME", "is_finished", "open_run_folder"]

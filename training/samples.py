@@ -1,10 +1,12 @@
 """Text from the model, for people to read."""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from tercet.training.errors import UserError
 from tercet.training.results import Sample
 
 
@@ -22,7 +24,7 @@ def make_samples(
     """Continue each prompt once, sampled.
 
     A prompt is read as the beginning of a document, behind the end-of-text token that starts every document in
-    training. The global random state is left as it was.
+    training. The random state of the CPU and of the model's device is left as it was.
 
     Returns:
         Prompt, continuation and the settings in words.
@@ -31,11 +33,11 @@ def make_samples(
     model.eval()
     samples = []
     max_new_tokens = min(max_new_tokens, model.config.max_position_embeddings - 1)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         for prompt in prompts:
             prompt_ids = document_start(tokenizer, prompt).to(model.device)
-            output = model.generate(
+            output = cast(Any, model).generate(
                 prompt_ids,
                 attention_mask=torch.ones_like(prompt_ids),
                 max_new_tokens=max_new_tokens,
@@ -43,7 +45,7 @@ def make_samples(
                 temperature=temperature,
                 top_p=top_p,
             )
-            text = tokenizer.decode(output[0, prompt_ids.shape[1] :], skip_special_tokens=True)
+            text = str(tokenizer.decode(output[0, prompt_ids.shape[1] :], skip_special_tokens=True))
             samples.append(Sample(prompt=prompt, text=text, settings=f"temperature {temperature}, top-p {top_p}"))
     model.train(was_training)
     return samples
@@ -52,5 +54,8 @@ def make_samples(
 def document_start(tokenizer: PreTrainedTokenizerFast, prompt: str) -> torch.Tensor:
     """Ids of a prompt as a document begins, (1, T): the start token, then the text, read as plain text."""
     ids = tokenizer(prompt, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    # The start token is what every document begins with in training.
     start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    if not start and not ids:
+        raise UserError("the prompt is empty and the tokenizer has no start token (bos_token): give a prompt")
     return torch.tensor([[*start, *ids]])

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tercet.training.corpus import PYTHON_DOCS, python_documentation
+from tercet.training.corpus import PYTHON_DOCS, PYTHON_DOCS_DESCRIPTION, PYTHON_DOCS_LICENSE, python_documentation
 from tercet.training.documents import DataError, Document
 from tercet.training.files import COMPRESSIONS, open_lines, read_text
 
@@ -40,6 +40,8 @@ class Source(BaseModel):
         revision: Branch, tag or commit of a Hub dataset.
         text_column: Column or key that holds the text, wherever rows have columns.
         streaming: Read a Hub dataset as it downloads, instead of keeping a copy in the Hugging Face cache.
+        license: What the card says of the text's licence, as the Hub spells it.
+        description: What the card says of the text.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -50,6 +52,20 @@ class Source(BaseModel):
     revision: str | None = None
     text_column: str = "text"
     streaming: bool = False
+    license: str | None = None
+    description: str | None = None
+
+    def license_name(self) -> str | None:
+        """The licence that the recipe declares, or that is known of Python's own documentation."""
+        return self.license or (PYTHON_DOCS_LICENSE if self.path == PYTHON_DOCS else None)
+
+    def description_text(self) -> str | None:
+        """The description that the recipe gives, or that of Python's own documentation."""
+        return self.description or (PYTHON_DOCS_DESCRIPTION if self.path == PYTHON_DOCS else None)
+
+    def is_on_hub(self) -> bool:
+        """Whether the path names a Hub dataset: it is nothing on this machine."""
+        return self.path != PYTHON_DOCS and not _local_paths(self.path)[0]
 
 
 def read_documents(source: Source) -> Iterator[Document]:

@@ -8,15 +8,20 @@ usual way, weights a token by how few others share its micro-batch.
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
 
+class DivergedError(ArithmeticError):
+    """Loss or gradient is no longer a finite number; no weight was changed by it."""
+
+
 @dataclass(frozen=True)
 class StepResult:
-    """What a step measured; tensors, so that reading them, which waits for the device, can be left to the logger."""
+    """What a step measured, as tensors on the device."""
 
     loss_nats: torch.Tensor
     grad_norm: torch.Tensor
@@ -43,10 +48,13 @@ def training_step(
     Returns:
         Mean loss over all label tokens of the global batch (nats), the gradient's norm before clipping, and the number
         of label tokens.
+
+    Raises:
+        DivergedError: The gradient is not finite; weights and optimizer state are as they were before.
     """
     micro_batches = [{key: value.to(accelerator.device) for key, value in batch.items()} for batch in micro_batches]
     num_tokens = torch.stack([(batch["shift_labels"] != -100).sum() for batch in micro_batches]).sum()
-    num_tokens = accelerator.reduce(num_tokens, reduction="sum")
+    num_tokens = cast(torch.Tensor, accelerator.reduce(num_tokens, reduction="sum"))
     # Distributed training averages gradients over processes; a sum over the global batch is wanted.
     divisor = num_tokens / accelerator.num_processes
     total_loss = torch.zeros((), device=accelerator.device)
@@ -58,10 +66,13 @@ def training_step(
         total_loss += loss.detach()
     grad_norm = accelerator.clip_grad_norm_(model.parameters(), clip_norm)
     assert grad_norm is not None
+    # The same number in every process, so that all of them stop. A NaN must not reach weights or optimizer state.
+    if not torch.isfinite(grad_norm):
+        raise DivergedError(f"the gradient's norm is {float(grad_norm)} and the loss {float(total_loss):.4g}")
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    loss_nats = accelerator.reduce(total_loss, reduction="mean")
+    loss_nats = cast(torch.Tensor, accelerator.reduce(total_loss, reduction="mean"))
     return StepResult(loss_nats, grad_norm.detach(), num_tokens)
 
 

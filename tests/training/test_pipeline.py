@@ -12,6 +12,7 @@ from tercet.training.errors import UserError
 from tercet.training.export import check_loads_without_tercet
 from tercet.training.pipeline import train
 from tercet.training.results import RunResults
+from tercet.training.split import is_validation
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +99,29 @@ def test_the_card_says_it(finished):
 
 
 def test_the_tokenizer_has_not_seen_the_held_out_text(make_recipe, tmp_path):
-    """A word that only held-out documents have is no token."""
-    from tercet.training.pipeline import training_texts
-    from tercet.training.split import is_validation
-
-    recipe = make_recipe()
-    texts = list(training_texts(recipe))
-    assert texts
-    assert not any(is_validation(text, recipe.data.validation_fraction) for text in texts)
+    """A word that only held-out documents have is no token; one that only the others have is."""
+    fraction, folder = 0.2, tmp_path / "text"
+    folder.mkdir()
+    for index in range(200):
+        body = f"Document {index} says something of its own. "
+        kind = "zzyxqk" if is_validation(body + "zzyxqk " * 20, fraction) else "vvblorg"
+        if is_validation(body + kind + " ", fraction) or kind == "zzyxqk":
+            text = body + "zzyxqk " * 20
+            if not is_validation(text, fraction):
+                continue
+        else:
+            text = body + "vvblorg " * 20
+            if is_validation(text, fraction):
+                continue
+        (folder / f"{index}.txt").write_text(text)
+    texts = [path.read_text() for path in folder.iterdir()]
+    assert any("zzyxqk" in text for text in texts)
+    recipe = make_recipe(data={"path": str(folder), "validation_fraction": fraction}, training={"num_steps": 1},
+                         tokenizer={"vocab_size": 290})  # fmt: skip
+    train(recipe, output_dir=tmp_path / "run", say=lambda line: None)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    assert len(tokenizer.tokenize(" vvblorg")) < len(tokenizer.tokenize(" zzyxqk"))
+    assert len(tokenizer.tokenize(" vvblorg")) == 1
 
 
 def test_starting_a_finished_run_again_does_nothing(finished):
@@ -154,12 +170,63 @@ class TestFolders:
         changed = recipe.model_copy(update={"training": recipe.training.model_copy(update={"log_every": 1})})
         assert train(changed, say=lambda line: None).results == outcome.results
 
+    def test_a_folder_with_somebodys_own_recipe_is_not_a_runs(self, make_recipe, tmp_path):
+        (tmp_path / "recipe.yaml").write_text("# my notes\n")
+        with pytest.raises(UserError, match=r"holds something else \(recipe.yaml\)"):
+            train(make_recipe(), output_dir=tmp_path, restart=True)
+        assert (tmp_path / "recipe.yaml").read_text() == "# my notes\n"
+
+    def test_restart_removes_only_what_a_run_wrote(self, make_recipe, tmp_path):
+        folder = tmp_path / "run"
+        train(make_recipe(training={"num_steps": 2}), output_dir=folder, say=lambda line: None)
+        (folder / "thesis.tex").write_text("years of work")
+        train(make_recipe(training={"num_steps": 3}), output_dir=folder, restart=True, say=lambda line: None)
+        assert (folder / "thesis.tex").read_text() == "years of work"
+
+    def test_another_vocabulary_before_training_is_trained_anew(self, make_recipe, tmp_path, monkeypatch):
+        import tercet.training.pipeline as pipeline_module
+
+        def stop(*args, **kwargs):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pipeline_module, "make_model", stop)
+            with pytest.raises(KeyboardInterrupt):
+                train(make_recipe(), output_dir=tmp_path / "run", say=lambda line: None)
+        assert len(AutoTokenizer.from_pretrained(tmp_path / "run")) == 300
+        train(make_recipe(tokenizer={"vocab_size": 310}), output_dir=tmp_path / "run", say=lambda line: None)
+        assert len(AutoTokenizer.from_pretrained(tmp_path / "run")) == 310
+
+    def test_a_finished_run_keeps_its_recipe(self, finished):
+        recipe, folder, _, _ = finished
+        before = (folder / "recipe.yaml").read_text()
+        changed = recipe.model_copy(update={"training": recipe.training.model_copy(update={"log_every": 1})})
+        train(changed, say=lambda line: None)
+        assert (folder / "recipe.yaml").read_text() == before
+
+    def test_files_are_readable_by_others(self, finished):
+        import os
+
+        _, folder, _, _ = finished
+        umask = os.umask(0)
+        os.umask(umask)
+        for path in folder.rglob("*"):
+            if path.is_file():
+                assert path.stat().st_mode & 0o777 == 0o666 & ~umask, path
+
     def test_restart_begins_anew(self, make_recipe, tmp_path):
         quick = make_recipe(training={"num_steps": 2})
         train(quick, output_dir=tmp_path / "run", say=lambda line: None)
         outcome = train(make_recipe(training={"num_steps": 3}), output_dir=tmp_path / "run", restart=True,
                         say=lambda line: None)  # fmt: skip
         assert outcome.results.training.num_steps == 3
+
+
+def test_a_tracker_that_is_not_installed(make_recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"wandb, which is not installed: pip install 'tercet\[track\]'"):
+        train(make_recipe(training={"trackers": ["wandb"]}), output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_device_that_is_not_there(make_recipe, tmp_path):

@@ -126,4 +126,3 @@ def test_hardware_is_this_machine() -> None:
     versions = hardware.versions()
     assert versions.python == platform.python_version()
     assert versions.torch.split("+")[0] == torch.__version__.split("+")[0]
-    assert 0 < hardware.available_memory_bytes() < 2**50

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tercet.training.checkpoints import CHECKPOINTS, list_checkpoints
 from tercet.training.errors import UserError
 from tercet.training.pipeline import train
 from tercet.training.recipe import recipe_to_yaml
+from tercet.training.results import RunResults
 
 
 def weights(folder):
@@ -68,30 +70,94 @@ def test_killed_and_started_again(make_recipe, tmp_path, untouched, monkeypatch,
     assert_same_run(folder, untouched)
 
 
-def test_killed_while_saving(make_recipe, tmp_path, untouched, monkeypatch):
+DIES_WHILE_SAVING = """
+import os, sys
+from pathlib import Path
+import tercet.training.pipeline as pipeline
+from tercet.training.recipe import load_recipe
+
+real_write, calls = pipeline.write_model_folder, []
+
+def dying_write(model, tokenizer, path):
+    real_write(model, tokenizer, path)
+    calls.append(path)
+    if len(calls) == 2:
+        (path / "model.safetensors").write_bytes(b"half")
+        os._exit(9)
+
+pipeline.write_model_folder = dying_write
+pipeline.train(load_recipe(sys.argv[1]), output_dir=Path(sys.argv[2]))
+"""
+
+
+def test_killed_while_saving(make_recipe, tmp_path, untouched):
     """A torn checkpoint is never loaded, and never left to be taken for one."""
-    import tercet.training.pipeline as pipeline_module
-
-    folder, real_write, calls = tmp_path / "killed", pipeline_module.write_model_folder, []
-
-    def dying_write(model, tokenizer, path):
-        real_write(model, tokenizer, path)
-        calls.append(path)
-        if len(calls) == 2:
-            (path / "model.safetensors").write_bytes(b"half")
-            os._exit(9)
-
-    child = os.fork()
-    if child == 0:
-        monkeypatch.setattr(pipeline_module, "write_model_folder", dying_write)
-        train(make_recipe(), output_dir=folder, say=silently)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    folder, recipe_path = tmp_path / "killed", tmp_path / "r.yaml"
+    recipe_path.write_text(recipe_to_yaml(make_recipe()))
+    done = subprocess.run([sys.executable, "-c", DIES_WHILE_SAVING, str(recipe_path), str(folder)], capture_output=True)
+    assert done.returncode == 9, done.stderr
     assert [path.name for path in list_checkpoints(folder)] == ["step-00000003"]
     assert list((folder / CHECKPOINTS).glob(".writing-*"))
     train(make_recipe(), output_dir=folder, say=silently)
     assert not list((folder / CHECKPOINTS).glob(".writing-*"))
     assert_same_run(folder, untouched)
+
+
+@pytest.mark.parametrize("dies_in", ["make_samples", "replace_model_folder", "plot_losses"])
+def test_killed_after_the_last_step(make_recipe, tmp_path, untouched, monkeypatch, dies_in):
+    """Nothing is left to train, and the folder is still to be finished."""
+    import tercet.training.pipeline as pipeline_module
+
+    def die(*args, **kwargs):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline_module, dies_in, die)
+        with pytest.raises(Killed):
+            train(make_recipe(), output_dir=tmp_path / "run", say=silently)
+    outcome = train(make_recipe(), output_dir=tmp_path / "run", say=silently)
+    assert outcome.results is not None
+    assert_same_run(tmp_path / "run", untouched)
+    assert outcome.results.evaluation == RunResults.load(untouched / "results.json").evaluation
+    assert outcome.results.training.final_loss_nats == losses(untouched)[-2][1]
+
+
+def test_text_that_changed_is_noticed(make_recipe, tmp_path, text_folder, monkeypatch):
+    import shutil
+
+    text = shutil.copytree(text_folder, tmp_path / "text")
+    recipe, real_step, calls = make_recipe(data={"path": str(text)}), loop_module.training_step, []
+
+    def dying_step(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 5:
+            raise Killed
+        return real_step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop_module, "training_step", dying_step)
+        with pytest.raises(Killed):
+            train(recipe, output_dir=tmp_path / "run", say=silently)
+    (text / "new.txt").write_text("Something that was not there before. " * 50)
+    with pytest.raises(UserError, match="the text has changed"):
+        train(recipe, output_dir=tmp_path / "run", say=silently)
+
+
+def test_divergence_is_one_line_and_keeps_the_last_good_checkpoint(make_recipe, tmp_path, monkeypatch):
+    real_step, calls = loop_module.training_step, []
+
+    def poisoned_step(model, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 5:
+            with torch.no_grad():
+                model.lm_head.weight[5] = float("nan")
+        return real_step(model, *args, **kwargs)
+
+    monkeypatch.setattr(loop_module, "training_step", poisoned_step)
+    with pytest.raises(UserError, match=r"diverged in step 5.*learning_rate.*step-00000003"):
+        train(make_recipe(), output_dir=tmp_path / "run", say=silently)
+    (saved,) = list_checkpoints(tmp_path / "run")
+    assert all(tensor.isfinite().all() for tensor in weights(saved).values())
 
 
 def test_stopped_by_ctrl_c(make_recipe, tmp_path):
@@ -135,9 +201,24 @@ def test_old_checkpoints_go(make_recipe, untouched):
     assert [path.name for path in list_checkpoints(untouched)] == ["step-00000006", "step-00000008"]
 
 
-def test_tied_weights_stay_tied_through_training_and_resume(untouched):
+def test_tied_weights_stay_tied_through_training_and_resume(make_recipe, tmp_path, untouched, monkeypatch):
     from transformers import AutoModelForCausalLM
 
+    real_step, calls = loop_module.training_step, []
+
+    def watched_step(model, *args, **kwargs):
+        calls.append(model.lm_head.weight is model.get_input_embeddings().weight)
+        if len(calls) == 5:
+            raise Killed
+        return real_step(model, *args, **kwargs)
+
+    monkeypatch.setattr(loop_module, "training_step", watched_step)
+    for expectation in (pytest.raises(Killed), nullcontext()):
+        with expectation:
+            train(make_recipe(), output_dir=tmp_path / "run", say=silently)
+    assert len(calls) == 5 + 5  # killed in the fifth, gone on from the third
+    assert all(calls)
+    assert_same_run(tmp_path / "run", untouched)
     for folder in (untouched, *list_checkpoints(untouched)):
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert model.lm_head.weight is model.get_input_embeddings().weight

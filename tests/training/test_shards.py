@@ -109,7 +109,7 @@ def test_an_interrupted_preparation_goes_on_with_equal_bytes(tmp_path: Path, tok
     data_dir = tmp_path / "parts"
     with pytest.raises(KeyboardInterrupt):
         prepared(interrupted(), tokenizer, data_dir)
-    assert not list(data_dir.glob("*.tmp"))
+    assert not list(data_dir.glob("*.writing"))
     with pytest.raises(DataError, match="no finished prepared data"):
         PreparedData.open(data_dir)
     times = {path: path.stat().st_mtime_ns for path in data_dir.glob("shard*")}
@@ -141,7 +141,7 @@ shards.prepare(slowly(), AutoTokenizer.from_pretrained(sys.argv[1]), sys.argv[2]
         time.sleep(0.05)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
-    (data_dir / "shard-00002.bin.tmp").write_bytes(b"half")  # as a kill inside a write leaves it
+    (data_dir / ".shard-00002.bin.x1.writing").write_bytes(b"half")  # as a kill inside a write leaves it
     prepared(DOCUMENTS, tokenizer, data_dir)
     prepared(DOCUMENTS, tokenizer, tmp_path / "whole")
     assert files(data_dir) == files(tmp_path / "whole")

@@ -1,0 +1,116 @@
+"""From the recipe's sources to a tokenizer and to prepared data in the run's folder."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tercet.tokenizer import train_tokenizer
+from tercet.training.documents import DataError, Document
+from tercet.training.errors import UserError, as_user_error
+from tercet.training.recipe import Recipe
+from tercet.training.run_folder import DATA_NAME, place_files, temporary_folder
+from tercet.training.shards import prepare
+from tercet.training.sources import read_documents
+from tercet.training.split import DuplicateFilter, document_digest, is_validation, split_tail
+from tercet.training.token_set import PreparedData
+
+Say = Callable[[str], None]
+
+
+def make_tokenizer(recipe: Recipe, folder: Path, say: Say) -> PreTrainedTokenizerFast:
+    """The run's tokenizer: the one that an earlier call left, the recipe's folder, or a new one from the text."""
+    settings = recipe.tokenizer
+    saved = folder / "tokenizer.json"
+    given = settings.path or (str(folder) if saved.is_file() else None)
+    if given is not None:
+        tokenizer = load_tokenizer(given)
+    else:
+        started = time.perf_counter()
+        with as_user_error("tokenizer.vocab_size"):
+            tokenizer = train_tokenizer(training_texts(recipe), settings.vocab_size, model_max_length=_longest(recipe))
+        say(f"Tokenizer  {len(tokenizer):,} tokens, byte-level BPE, in {time.perf_counter() - started:.1f} s")
+    if not saved.is_file():
+        with temporary_folder(folder) as temporary:
+            tokenizer.save_pretrained(temporary)
+            place_files(Path(temporary), folder, last=saved.name)
+    return tokenizer
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
+    """A tokenizer folder, with the special tokens that training needs.
+
+    Raises:
+        UserError: No tokenizer there, or one without end-of-text or padding token.
+    """
+    if not Path(path).is_dir() and Path(path).is_absolute():
+        raise UserError(f"tokenizer.path {path} is no folder")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} holds no tokenizer that AutoTokenizer loads ({str(error).splitlines()[0]})") from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer in {path} has no end-of-text token (eos_token): set one and save it again")
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise UserError(f"the tokenizer in {path} needs a pad_token of its own, other than its eos_token")
+    return tokenizer
+
+
+def all_documents(recipe: Recipe) -> Iterator[Document]:
+    """Every document of every source, in the recipe's order."""
+    for source in recipe.data.all_sources():
+        yield from read_documents(source)
+
+
+def training_texts(recipe: Recipe) -> Iterator[str]:
+    """Texts of the training split only: a tokenizer that has seen the validation text flatters its bits per byte.
+
+    Raises:
+        DataError: Every document is held out.
+    """
+    settings = recipe.data
+    seen = DuplicateFilter()
+    num_documents = num_texts = 0
+    for document in all_documents(recipe):
+        num_documents += 1
+        if settings.drop_duplicates and seen.is_duplicate(document_digest(document.text)):
+            continue
+        if settings.split_by == "tail":
+            text = split_tail(document.text, settings.validation_fraction)[0]
+        elif is_validation(document.text, settings.validation_fraction):
+            continue
+        else:
+            text = document.text
+        num_texts += bool(text)
+        yield text
+    if num_documents and not num_texts:
+        raise DataError(
+            f"all {num_documents} document(s) are held out for validation: with few long documents use "
+            "--set data.split_by=tail, which holds out the end of each"
+        )
+
+
+def make_data(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, folder: Path, say: Say, *, progress: bool
+) -> PreparedData:
+    """Tokenize into `folder/data`, or take up what is there."""
+    data = prepare(
+        all_documents(recipe),
+        tokenizer,
+        folder / DATA_NAME,
+        validation_fraction=recipe.data.validation_fraction,
+        split_by=recipe.data.split_by,
+        drop_duplicates=recipe.data.drop_duplicates,
+        progress=progress,
+    )
+    train, validation = data.train, data.validation
+    say(
+        f"Data       {train.num_documents:,} documents, {train.num_bytes / 1e6:.2f} MB, {train.num_tokens:,} tokens "
+        f"to train on; {validation.num_documents:,} documents, {validation.num_tokens:,} tokens held out"
+    )
+    return data
+
+
+def _longest(recipe: Recipe) -> int:
+    return recipe.model.get("max_position_embeddings", recipe.training.sequence_length)
