@@ -69,13 +69,10 @@ def load_meta_model(checkpoint: Path) -> "PreTrainedModel":
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    import tercet.modeling  # noqa: F401  registers Tercet with the Auto classes
+    from tercet.loading import check_is_causal_lm
 
     path = Path(checkpoint)
-    if not path.is_dir():
-        raise UserError(f"{path} is not a folder: give a checkpoint folder, such as the output of `tercet train`")
-    if not (path / "config.json").is_file():
-        raise UserError(f"{path} has no config.json, so it is not a checkpoint: give a folder that holds a model")
+    check_is_causal_lm(path)
     try:
         # No code of the folder is run: Tercet's own classes are registered above, natives need none.
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)

@@ -312,8 +312,8 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
             or generation_config.cache_implementation is not None
         )
         if caller_chose:
-            prepare: Any = GenerationMixin._prepare_cache_for_generation
-            prepare(self, generation_config, model_kwargs, *args, **kwargs)
+            # transformers types `self` by a protocol that no model class is checked against.
+            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # pyright: ignore
             return
         cache = TercetCache(self.config)
         if generation_config.is_assistant:

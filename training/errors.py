@@ -11,11 +11,12 @@ class UserError(ValueError):
 
 
 @contextmanager
-def as_user_error(where: str) -> Iterator[None]:
+def as_user_error(where: str, kind: type[UserError] = UserError) -> Iterator[None]:
     """Turn a ValueError of a lower floor, which knows no recipe, into a UserError that says where the value came from.
 
     Args:
-        where: Prefix of the message, such as "model (recipe.yaml)".
+        where: Prefix of the message, such as "recipe, section model".
+        kind: Class of the error that is raised.
     """
     try:
         yield
@@ -24,4 +25,5 @@ def as_user_error(where: str) -> Iterator[None]:
     except (ValueError, StrictDataclassError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         # Config validation wraps the reason in a headline of its own; the reason is the last line.
-        raise UserError(f"{where}: {lines[-1] if lines else type(error).__name__}") from error
+        reason = lines[-1].removeprefix("TypeError: ") if lines else type(error).__name__
+        raise kind(f"{where}: {reason}") from error

@@ -60,7 +60,11 @@ def evaluate(
     rank, world_size = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     mine = (windows[index] for index in range(rank, len(windows), world_size))
     bar = tqdm(
-        mine, total=-(-(len(windows) - rank) // world_size), desc="Evaluating", disable=not progress, leave=False
+        mine,
+        total=-(-(len(windows) - rank) // world_size),
+        desc="Evaluating",
+        disable=None if progress else True,
+        leave=False,
     )
     sums = sum_losses(model, bar, eos_token_id)
     if accelerator is not None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from accelerate import Accelerator
@@ -128,7 +128,7 @@ class TrainingLoop:
         if self.metrics is not None:
             self.metrics.drop_after(state.step)
         with stop_signals() as stop, self._bar(state.step) as bar:
-            bar.write_once(self._opening_line(state))
+            bar.say(self._opening_line(state))
             for micro_batches in self.batches.steps(state.step, self.recipe.training.num_steps):
                 started = time.perf_counter()
                 self._set_learning_rate(state.step)
@@ -179,7 +179,7 @@ class TrainingLoop:
         return replace(state, num_processes=self.accelerator.num_processes), found[-1]
 
     def _after_step(
-        self, state: RunState, result: StepResult, bar: "ProgressBar", checkpoint: Path | None, stopping: bool
+        self, state: RunState, result: StepResult, bar: "Progress", checkpoint: Path | None, stopping: bool
     ) -> Path | None:
         training = self.recipe.training
         is_last = state.step == training.num_steps
@@ -226,12 +226,12 @@ class TrainingLoop:
         )
         set_learning_rates(self.optimizers, factor)
 
-    def _log(self, state: RunState, result: StepResult, bar: "ProgressBar") -> None:
+    def _log(self, state: RunState, result: StepResult, bar: "Progress") -> None:
         since = self.logged if self.logged.step else replace(state, tokens_seen=0, duration_s=0.0)
         speed = (state.tokens_seen - since.tokens_seen) / max(state.duration_s - since.duration_s, 1e-9)
         self.logged = state
         mfu = speed * self.flops_per_token / self.peak_flops
-        bar.show(loss=f"{state.loss_nats:.3f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.0%}")
+        bar.show(state.step, {"loss": f"{state.loss_nats:.3f}", "tok/s": f"{speed:,.0f}", "mfu": f"{mfu:.0%}"})
         record = {
             "step": state.step,
             "tokens": state.tokens_seen,
@@ -244,7 +244,7 @@ class TrainingLoop:
         }
         self._record(record, state.step)
 
-    def _log_evaluation(self, state: RunState, evaluation: Evaluation, bar: "ProgressBar") -> None:
+    def _log_evaluation(self, state: RunState, evaluation: Evaluation, bar: "Progress") -> None:
         record = {
             "step": state.step,
             "tokens": state.tokens_seen,
@@ -252,7 +252,7 @@ class TrainingLoop:
             "validation_bits_per_byte": evaluation.bits_per_byte,
         }
         self._record(record, state.step)
-        bar.write_once(
+        bar.say(
             f"step {state.step:>6}   validation loss {evaluation.loss_nats:.4f} nats a token, "
             f"{evaluation.bits_per_byte:.4f} bits a byte"
         )
@@ -282,29 +282,43 @@ class TrainingLoop:
             f"{self.packing.num_rows:,} rows an epoch, {self.packing.padding_fraction:.2%} padding; {start}"
         )
 
-    def _bar(self, step: int) -> "ProgressBar":
-        return ProgressBar(self.recipe.training.num_steps, step, disable=not self.accelerator.is_main_process)
+    def _bar(self, step: int) -> "Progress":
+        return Progress(self.recipe.training.num_steps, step, is_main=self.accelerator.is_main_process)
 
 
-class ProgressBar(tqdm):
-    """One bar for a whole run."""
+class Progress:
+    """One bar for a whole run on a terminal; where there is none, a line for each logged step."""
 
-    def __init__(self, num_steps: int, step: int, disable: bool) -> None:
-        super().__init__(total=num_steps, initial=step, desc="Training", unit="step", disable=disable, smoothing=0.05,
-                         dynamic_ncols=True)  # fmt: skip
+    def __init__(self, num_steps: int, step: int, *, is_main: bool) -> None:
+        self._num_steps, self._is_main = num_steps, is_main
+        self._bar = tqdm(
+            total=num_steps, initial=step, desc="Training", unit="step", smoothing=0.05, dynamic_ncols=True,
+            disable=None if is_main else True,
+        )  # fmt: skip
 
-    def show(self, **values: str) -> None:
-        """Put values behind the bar at its next redraw."""
-        self.set_postfix(values, refresh=False)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
 
     def advance(self) -> None:
         """One step done."""
-        self.update()
+        self._bar.update()
 
-    def write_once(self, line: str) -> None:
-        """Print a line above the bar, in the main process."""
-        if not self.disable:
-            self.write(line)
+    def show(self, step: int, values: dict[str, str]) -> None:
+        """Show the values of a step."""
+        if not self._bar.disable:
+            self._bar.set_postfix(values, refresh=False)
+        elif self._is_main:
+            print(f"step {step:>6}/{self._num_steps}   " + "  ".join(f"{k} {v}" for k, v in values.items()), flush=True)
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        if not self._bar.disable:
+            self._bar.write(line)
+        elif self._is_main:
+            print(line, flush=True)
 
 
 class MetricsFile:

@@ -151,7 +151,7 @@ class Recipe(Section):
                 f"model.vocab_size is {size} and the tokenizer has {vocab_size} tokens: remove the former"
             )
         make = TercetConfig.classic if fields.pop("preset", "modern") == "classic" else TercetConfig.modern
-        with as_user_error("recipe, section model"):
+        with as_user_error("recipe, section model", RecipeError):
             return make(**{"vocab_size": vocab_size, **special_token_ids, **fields})
 
 

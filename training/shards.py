@@ -83,7 +83,9 @@ def prepare(
     data_dir.mkdir(parents=True, exist_ok=True)
     _remove(data_dir.glob(f"*{TEMPORARY_SUFFIX}"))
     preparation = _Preparation(data_dir, tokenizer, settings)
-    with tqdm(unit="B", unit_scale=True, desc="Preparing", disable=not progress, dynamic_ncols=True) as bar:
+    with tqdm(
+        unit="B", unit_scale=True, desc="Preparing", disable=None if progress else True, leave=False, dynamic_ncols=True
+    ) as bar:
         try:
             preparation.run(_watched(documents, drop_duplicates, bar))
         finally:

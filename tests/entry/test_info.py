@@ -81,7 +81,7 @@ def test_errors(tmp_path: Path) -> None:
     (tmp_path / "vit").mkdir()
     (tmp_path / "vit" / "config.json").write_text(json.dumps({"model_type": "vit"}))
     for name, message in {
-        "nowhere": "is not a folder: give a checkpoint folder",
+        "nowhere": "is no folder: give a checkpoint",
         "empty": "has no config.json, so it is not a checkpoint",
         "broken": "does not describe a causal language model",
         "unknown": "does not describe a causal language model: .*sonnet",

@@ -55,7 +55,7 @@ def test_each_mistake_is_one_line_that_names_it(make_recipe, section, values, me
 
 def test_several_mistakes_are_all_named(make_recipe):
     with pytest.raises(RecipeError) as caught:
-        make_recipe(training={"num_step": 1, "row_lenght": 2})
+        make_recipe(training={"num_step": 1, "sequense_length": 2})
     assert "did you mean num_steps?" in str(caught.value)
     assert "did you mean sequence_length?" in str(caught.value)
 

@@ -163,7 +163,9 @@ def test_divergence_is_one_line_and_keeps_the_last_good_checkpoint(make_recipe, 
 def test_stopped_by_ctrl_c(make_recipe, tmp_path):
     """A real process, a real signal: it saves, says where and how to go on, and the rest is the same to the bit."""
     recipe_path, output = tmp_path / "r.yaml", tmp_path / "run"
-    recipe_path.write_text(recipe_to_yaml(make_recipe(training={"num_steps": 300, "save_every": 1000, "log_every": 1})))
+    recipe_path.write_text(
+        recipe_to_yaml(make_recipe(training={"num_steps": 300, "save_every": 1000, "evaluate_every": 1000}))
+    )
     command = [sys.executable, "-m", "tercet", "train", str(recipe_path), "--output", str(output)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
@@ -182,7 +184,11 @@ def test_stopped_by_ctrl_c(make_recipe, tmp_path):
     assert again.returncode == 0, again.stderr
     assert "going on from step" in again.stdout
     whole = tmp_path / "whole"
-    train(make_recipe(training={"num_steps": 300, "save_every": 1000, "log_every": 1}), output_dir=whole, say=silently)
+    train(
+        make_recipe(training={"num_steps": 300, "save_every": 1000, "evaluate_every": 1000}),
+        output_dir=whole,
+        say=silently,
+    )
     assert_same_run(output, whole)
 
 
