@@ -36,6 +36,7 @@ from tercet.training.step import set_learning_rates, training_step
 
 
 def main() -> None:
+    """Read the arguments, prepare the text, train, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--seconds", type=float, required=True, help="training time")

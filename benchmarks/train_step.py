@@ -114,6 +114,7 @@ def _status_kib(field: str) -> int:
 
 
 def main() -> None:
+    """Measure speed, then memory, and print both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each model")
     parser.add_argument("--threads", type=int, default=2)

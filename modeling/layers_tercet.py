@@ -34,12 +34,14 @@ class TercetRMSNorm(nn.Module):
         self.variance_epsilon = eps
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(..., E) in and out, in the dtype of the input."""
         # Statistics in float32: a bfloat16 mean of squares loses what the norm is for.
         states = hidden_states.float()
         states = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * states.to(hidden_states.dtype)
 
     def extra_repr(self) -> str:
+        """What print(model) shows of this layer."""
         return f"{tuple(self.weight.shape)}, eps={self.variance_epsilon}"
 
 
@@ -229,6 +231,7 @@ class TercetMLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(B, T, E) -> (B, T, intermediate_size) -> (B, T, E)."""
         if self.gate_proj is None:
             return self.down_proj(self.act_fn(self.up_proj(hidden_states)))
         return self.down_proj(self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
@@ -247,6 +250,7 @@ class TercetDecoderLayer(GradientCheckpointingLayer):
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """The residual stream after this block, (B, T, E); `kwargs` are attention's."""
         # Gradient checkpointing replays positional tensors and blanks `cache` and `use_cache` among the keywords.
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
         hidden_states = hidden_states + F.dropout(attended, self.hidden_dropout, self.training)

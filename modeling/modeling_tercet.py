@@ -45,6 +45,8 @@ _AUTO_MAP = {
 
 @auto_docstring
 class TercetPreTrainedModel(PreTrainedModel):
+    """What all Tercet models share: config, initialisation, what they support, how they are saved."""
+
     config_class = TercetConfig
     config: TercetConfig
     base_model_prefix = "model"
@@ -107,7 +109,7 @@ class TercetModel(TercetPreTrainedModel):
     @merge_with_config_defaults
     @capture_outputs
     @auto_docstring
-    def forward(
+    def forward(  # noqa: D102 - written by `auto_docstring`
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,

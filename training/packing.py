@@ -43,6 +43,7 @@ class Packing:
 
     @property
     def num_rows(self) -> int:
+        """Rows R."""
         return len(self.row_offsets) - 1
 
     @property

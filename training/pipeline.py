@@ -22,11 +22,12 @@ from tercet.training.hardware import measure_matmul_flops
 from tercet.training.launch import make_accelerator, start_trackers
 from tercet.training.loop import LoopOutcome, TrainingLoop
 from tercet.training.preparation import Say, load_tokenizer, make_data, make_tokenizer
-from tercet.training.recipe import Recipe
+from tercet.training.recipe import Recipe, recipe_to_yaml
 from tercet.training.record import make_results
 from tercet.training.run_folder import (
     CURVE_NAME,
     DATA_NAME,
+    RECIPE_NAME,
     is_finished,
     open_run_folder,
     remove_run,
@@ -89,6 +90,11 @@ def _run(recipe: Recipe, folder: Path, accelerator: Accelerator, say: Say) -> Ru
     # The same weights in every process, but other dropout; process 0 draws as a run of one process does.
     set_seed(recipe.seed, device_specific=True)
     say(f"Model      {num_parameters(model):,} parameters, {model.config.num_hidden_layers} layers")
+
+    def write_model(path: Path) -> None:
+        write_model_folder(model, tokenizer, path)
+        (path / RECIPE_NAME).write_text(recipe_to_yaml(recipe), encoding="utf-8")
+
     outcome = TrainingLoop(
         recipe,
         output_dir=folder,
@@ -96,7 +102,7 @@ def _run(recipe: Recipe, folder: Path, accelerator: Accelerator, say: Say) -> Ru
         tokenizer=tokenizer,
         data=data,
         accelerator=accelerator,
-        write_model=lambda path: write_model_folder(model, tokenizer, path),
+        write_model=write_model,
         peak_flops=measure_matmul_flops(accelerator.device) * accelerator.num_processes,
     ).run()
     measured = None

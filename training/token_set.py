@@ -94,6 +94,7 @@ class TokenSet:
 
     @property
     def num_documents(self) -> int:
+        """Documents in this split."""
         return len(self.document_lengths)
 
     @property

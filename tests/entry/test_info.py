@@ -82,10 +82,10 @@ def test_errors(tmp_path: Path) -> None:
     (tmp_path / "vit" / "config.json").write_text(json.dumps({"model_type": "vit"}))
     for name, message in {
         "nowhere": "is no folder: give a checkpoint",
-        "empty": "has no config.json, so it is not a checkpoint",
-        "broken": "does not describe a causal language model",
-        "unknown": "does not describe a causal language model: .*sonnet",
-        "vit": "does not describe a causal language model",
+        "empty": "holds no checkpoint",
+        "broken": "is no model config",
+        "unknown": "holds sonnet, and a decoder-only language model",
+        "vit": "holds vit, and a decoder-only language model",
     }.items():
         with pytest.raises(ValueError, match=message) as caught:
             describe(tmp_path / name)
