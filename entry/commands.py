@@ -104,7 +104,7 @@ def _print_summary(outcome: RunOutcome) -> None:
         f"  {folder}/metrics.jsonl  every logged step",
         "",
         "Next:",
-        f'  tercet generate {folder} "{_one_line(measured.samples[0].prompt) if measured.samples else "Once"}"',
+        f'  tercet generate {folder} "{_one_line(measured.samples[0].prompt.strip()) if measured.samples else "Once"}"',
         f"  tercet info {folder}",
         "  tercet train shakespeare --set data.path=YOUR.txt",
         f'  python -c "from transformers import AutoModelForCausalLM as A; '

@@ -1,11 +1,11 @@
-"""What every test shares: no network, two threads, a corpus that every Python carries."""
+"""What every test shares: no network, one thread, a corpus that every Python carries."""
 
 import os
 
 # Before any import that reads them; subprocesses of the tests inherit them.
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ.setdefault("OMP_NUM_THREADS", "2")
-os.environ.setdefault("MKL_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 from pathlib import Path
 from pydoc_data import topics
