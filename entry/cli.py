@@ -194,6 +194,42 @@ def card(
     typer.echo(f"wrote {write_card(checkpoint, repo_id=repo_id, license=license)}")
 
 
+@app.command("import")
+@_one_line
+def import_native(
+    source: Annotated[
+        Path, typer.Argument(help="A GPT-2, Llama, Mistral, Qwen2, Qwen3 or SmolLM3 folder, or GGUF.", metavar="SRC")
+    ],
+    destination: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DST")],
+) -> None:
+    """Turn a checkpoint of a native family into a Tercet checkpoint with equal logits."""
+    from tercet.interop_commands import run_import
+
+    run_import(source, destination)
+
+
+@app.command()
+@_one_line
+def export(
+    checkpoint: Checkpoint,
+    destination: Annotated[Path, typer.Argument(help="Folder to write; for gguf a file.", metavar="DST")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="llama, mistral, qwen2, qwen3, smollm3, gpt2, gguf or onnx; default: the narrowest native family.",
+        ),
+    ] = None,
+    gguf_type: Annotated[
+        str | None, typer.Option("--type", metavar="TYPE", help="For gguf: f32, f16 (default) or q8_0.")
+    ] = None,
+) -> None:
+    """Write a checkpoint for other runtimes: a native family, which needs no custom code, GGUF or ONNX."""
+    from tercet.interop_commands import run_export
+
+    run_export(checkpoint, destination, to, gguf_type)
+
+
 @app.command()
 @_one_line
 def info(checkpoint: Checkpoint) -> None:

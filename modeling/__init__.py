@@ -1,7 +1,6 @@
 """The decoder and its cache, registered with transformers' Auto classes.
 
-The `*_tercet.py` files are copied to the Hub beside the weights; this one is not, which is why registration,
-and how code gets into a saved folder, stand here.
+The `*_tercet.py` files are copied to the Hub beside the weights; this one is not, and so registration stands here.
 """
 
 from transformers import (
@@ -13,7 +12,8 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from tercet.modeling.cache_tercet import TercetCache, TercetCacheLayer, TercetSlidingLayer
+from tercet.modeling.cache_layers_tercet import TercetCacheLayer, TercetSlidingLayer
+from tercet.modeling.cache_tercet import TercetCache
 from tercet.modeling.configuration_tercet import TercetConfig
 from tercet.modeling.modeling_tercet import (
     TercetForCausalLM,
@@ -25,7 +25,6 @@ from tercet.modeling.modeling_tercet import (
 )
 
 AutoConfig.register("tercet", TercetConfig)
-TercetConfig.register_for_auto_class()
 for _auto_class, _model_class in (
     (AutoModel, TercetModel),
     (AutoModelForCausalLM, TercetForCausalLM),
@@ -33,9 +32,9 @@ for _auto_class, _model_class in (
     (AutoModelForTokenClassification, TercetForTokenClassification),
     (AutoModelForQuestionAnswering, TercetForQuestionAnswering),
 ):
+    # Not `register_for_auto_class`, which subclasses inherit: they would be saved as the file that they stand in. The
+    # code travels with the config.
     _auto_class.register(TercetConfig, _model_class)
-    # Saved folders carry their code and say which class to load, so that they work without Tercet installed.
-    _model_class.register_for_auto_class(_auto_class.__name__)
 
 __all__ = [
     "TercetCache",

@@ -5,12 +5,17 @@ Everything that shapes the model is a field here and nowhere else. Two named sta
 """
 
 import difflib
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
+
+if TYPE_CHECKING:
+    # For transformers' copier, a regular expression that follows such lines and their files' own: a config is saved
+    # with every model, and so all of the code is, also for a class that no Auto class has seen and for a subclass.
+    from .modeling_tercet import TercetPreTrainedModel  # noqa: F401
 
 
 @strict
@@ -82,6 +87,7 @@ class TercetConfig(PreTrainedConfig):
     """
 
     model_type = "tercet"
+    _auto_class = "AutoConfig"  # what `register_for_auto_class` sets: saved configs carry their code
     keys_to_ignore_at_inference = ["cache"]  # noqa: RUF012 - the class attributes of a config are not fields
     default_theta = 10_000.0
     base_model_tp_plan = {  # noqa: RUF012

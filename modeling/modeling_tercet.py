@@ -28,9 +28,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .cache_tercet import TercetCache
 from .configuration_tercet import TercetConfig
 from .layers_tercet import TercetAttention, TercetDecoderLayer, TercetMLP, TercetRotaryEmbedding, make_norm
-
-# Logits held at a time where the loss is computed in chunks: 64 MiB in float32, enough rows for whole products.
-_CHUNK_LOGITS = 1 << 24
+from .loss_tercet import chunked_causal_lm_loss, is_plain_linear
 
 # Every saved folder names all of these: a classifier can start from the folder of a language model.
 _AUTO_MAP = {
@@ -71,9 +69,14 @@ class TercetPreTrainedModel(PreTrainedModel):
             init.normal_(module.down_proj.weight, mean=0.0, std=residual_std)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As everywhere in transformers; the folder also gets the code, and names the class for each Auto class."""
+        """As everywhere in transformers; the folder also names the class for each Auto class, and gets the code."""
         self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **_AUTO_MAP}
         super().save_pretrained(save_directory, *args, **kwargs)
+
+    @classmethod
+    def is_remote_code(cls) -> bool:
+        """Whether this very class was registered to ship the file that it stands in: no subclass inherits that."""
+        return vars(cls).get("_auto_class") is not None
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         # Treated as custom code: then modules whose weights were all loaded are passed over, and a subclass whose
@@ -323,73 +326,41 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
         model_kwargs["cache"] = cache
 
 
-def is_plain_linear(head: nn.Module) -> bool:
-    """Whether the head is its weight and nothing else: no adapter, quantization, hook or sharding stands between."""
-    has_hooks = bool(head._forward_hooks or head._forward_pre_hooks)
-    return type(head) is nn.Linear and head.bias is None and not has_hooks and type(head.weight) is nn.Parameter
-
-
-def chunked_causal_lm_loss(
-    hidden_states: torch.Tensor,
-    head_weight: torch.Tensor,
-    labels: torch.Tensor | None,
-    num_items_in_batch: int | torch.Tensor | None = None,
-    ignore_index: int = -100,
-    shift_labels: torch.Tensor | None = None,
-    **kwargs: Any,
-) -> torch.Tensor:
-    """Next-token cross entropy with the head fused in, a chunk of positions at a time.
-
-    The same number as `ForCausalLMLoss` on the logits, to floating-point noise of the logits' dtype.
-
-    Args:
-        hidden_states: (B, T, E).
-        head_weight: (V, E).
-        labels: Token ids (B, T), not shifted; `ignore_index` is no label.
-        num_items_in_batch: Divide the sum of losses by this; None gives the mean over this batch's labels.
-        shift_labels: Labels already aligned with the inputs, instead of `labels`.
-
-    Returns:
-        The loss in nats, a scalar.
-    """
-    if shift_labels is None:
-        assert labels is not None
-        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    targets = shift_labels.reshape(-1).to(hidden_states.device)
-    inputs = hidden_states.reshape(-1, hidden_states.shape[-1])
-    device_type = inputs.device.type
-    if torch.is_autocast_enabled(device_type):
-        # The fused operator is not on autocast's list; a plain head would compute in this dtype.
-        dtype = torch.get_autocast_dtype(device_type)
-        inputs, head_weight = inputs.to(dtype), head_weight.to(dtype)
-    arguments: dict[str, Any] = {
-        "ignore_index": ignore_index,
-        "options": nn.LinearCrossEntropyOptions(
-            batch_chunk_size=max(1, _CHUNK_LOGITS // head_weight.shape[0]), chunking_method=None
-        ),
-    }
-    if inputs.dtype == torch.float32:
-        total = F.linear_cross_entropy(inputs, head_weight, targets, reduction="sum", **arguments)
-    else:
-        # Losses of single tokens are summed in float32; the operator would sum them in their own dtype.
-        total = F.linear_cross_entropy(inputs, head_weight, targets, reduction="none", **arguments).float().sum()
-    if num_items_in_batch is None:
-        num_items_in_batch = (targets != ignore_index).sum()
-    if isinstance(num_items_in_batch, torch.Tensor):
-        num_items_in_batch = num_items_in_batch.to(total.device)
-    return total / num_items_in_batch
-
-
+# The library's generic heads, but for the decoder: theirs comes from `AutoModel.from_config`, which refuses remote code
+# there even where the head itself was loaded with `trust_remote_code=True`.
 class TercetForSequenceClassification(GenericForSequenceClassification, TercetPreTrainedModel):
     """A label for a whole sequence, read at its last token."""
+
+    def __init__(self, config: TercetConfig) -> None:
+        TercetPreTrainedModel.__init__(self, config)
+        assert config.num_labels is not None
+        self.num_labels = config.num_labels
+        self.model = TercetModel(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
 
 
 class TercetForTokenClassification(GenericForTokenClassification, TercetPreTrainedModel):
     """A label for every token."""
 
+    def __init__(self, config: TercetConfig) -> None:
+        TercetPreTrainedModel.__init__(self, config)
+        assert config.num_labels is not None
+        self.num_labels = config.num_labels
+        self.model = TercetModel(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
 
 class TercetForQuestionAnswering(GenericForQuestionAnswering, TercetPreTrainedModel):
     """Start and end of an answer inside the text."""
+
+    def __init__(self, config: TercetConfig) -> None:
+        TercetPreTrainedModel.__init__(self, config)
+        self.model = TercetModel(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
 
 
 __all__ = [

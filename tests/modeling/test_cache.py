@@ -1,11 +1,13 @@
 """The cache against the plainest model of one: all keys ever seen, concatenated."""
 
 import copy
+import pickle
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.exporters.utils import get_leaf_tensors
 
 from tercet.modeling import TercetCache, TercetCacheLayer, TercetSlidingLayer
 
@@ -197,3 +199,23 @@ def test_sizes_are_visible(modern_model, make_ids):
     assert cache.capacity >= 7
     per_position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
     assert cache.nbytes == 2 * cache.capacity * per_position
+
+
+@torch.no_grad()
+def test_exporters_see_keys_and_values_and_no_buffers(modern_model, make_ids):
+    """A graph's inputs and outputs are every tensor under `vars()`; layers come back from them without `__init__`."""
+    cache = modern_model(make_ids(1, 6)).cache
+    leaves = get_leaf_tensors(cache)
+    num_layers = modern_model.config.num_hidden_layers
+    assert leaves.keys() == {f"layers.{index}.{name}" for index in range(num_layers) for name in ("keys", "values")}
+    layer = TercetCacheLayer.__new__(TercetCacheLayer)
+    vars(layer).update(vars(cache.layers[0]))
+    assert torch.equal(layer.update(*[torch.ones_like(layer.keys)] * 2)[0][:, :, :6], cache.layers[0].keys)
+
+
+def test_a_pickled_cache_goes_on(modern_model, make_ids):
+    ids = make_ids(1, 8)
+    with torch.no_grad():
+        cache = pickle.loads(pickle.dumps(modern_model(ids[:, :6]).cache))
+        expected = modern_model(ids).logits[:, 6:]
+        torch.testing.assert_close(modern_model(ids[:, 6:], cache=cache).logits, expected, rtol=0, atol=2e-5)

@@ -1,12 +1,15 @@
 """What is saved comes back with the same bits: by class, by the Auto classes, and as remote code without Tercet."""
 
+import copy
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -17,9 +20,16 @@ from tercet.modeling import (
     TercetForSequenceClassification,
     TercetForTokenClassification,
     TercetModel,
+    configuration_tercet,
 )
 
-CODE_FILES = {"cache_tercet.py", "configuration_tercet.py", "layers_tercet.py", "modeling_tercet.py"}
+HEADS = {
+    "CausalLM": TercetForCausalLM,
+    "QuestionAnswering": TercetForQuestionAnswering,
+    "SequenceClassification": TercetForSequenceClassification,
+    "TokenClassification": TercetForTokenClassification,
+}
+CODE_FILES = {path.name for path in Path(configuration_tercet.__file__).parent.glob("*_tercet.py")}
 
 
 def assert_same_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
@@ -57,10 +67,7 @@ def test_half_precision_is_kept_by_auto_dtype(modern_model, tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    "head_class",
-    [TercetModel, TercetForSequenceClassification, TercetForTokenClassification, TercetForQuestionAnswering],
-)
+@pytest.mark.parametrize("head_class", [TercetModel, *HEADS.values()])
 def test_every_head_comes_back(modern_model, tmp_path, head_class):
     model = head_class(modern_model.config)
     model.save_pretrained(tmp_path)
@@ -172,3 +179,132 @@ def test_remote_code_in_a_process_without_tercet(model, make_ids, tmp_path):
     assert {path.name for path in (tmp_path / "second").iterdir()} >= CODE_FILES
     TercetForCausalLM.from_pretrained(tmp_path / "second").save_pretrained(tmp_path / "third")
     assert run_without_tercet(tmp_path / "third", ids, tmp_path / "fourth", tmp_path)[0] == expected
+
+
+# Loads every folder as a stranger would, compares it with what the package saw, and saves it again.
+STRANGER = """
+import json, sys
+
+class NoTercet:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tercet":
+            raise ModuleNotFoundError("tercet is blocked")
+
+sys.meta_path.insert(0, NoTercet())
+import torch, transformers
+
+def load(auto_class, folder):
+    model, info = getattr(transformers, auto_class).from_pretrained(
+        folder, trust_remote_code=True, dtype="auto", output_loading_info=True
+    )
+    assert not any(info.values()), (folder, info)
+    return model
+
+def check(model, folder, expected):
+    state = model.state_dict()
+    assert state.keys() == expected["state"].keys(), folder
+    for name, tensor in expected["state"].items():
+        assert state[name].dtype == tensor.dtype and torch.equal(state[name], tensor), (folder, name)
+    with torch.no_grad():
+        assert torch.equal(model(expected["ids"])[0], expected["output"]), folder
+
+for folder, auto_class, shard_size in json.loads(sys.argv[1]):
+    expected = torch.load(folder + "/expected.pt", weights_only=True)
+    model = load(auto_class, folder)
+    check(model, folder, expected)
+    model.save_pretrained(folder + "/again", max_shard_size=shard_size)
+    again = load(auto_class, folder + "/again")
+    check(again, folder + "/again", expected)
+    # A class that no Auto class has handed out, and a subclass of one that was.
+    siblings = sys.modules[type(model).__module__]
+    for name, other in (
+        ("sibling", siblings.TercetForTokenClassification(model.config)),
+        ("subclass", type("Mine", (type(model),), {"__module__": "json"})(model.config)),
+    ):
+        other.save_pretrained(folder + "/" + name)
+assert "tercet" not in sys.modules
+"""
+
+
+def saved_as_a_stranger_will_check(model, folder, ids, **settings):
+    """Save, and note beside it what a process without the package must find."""
+    model.save_pretrained(folder, **settings)
+    with torch.no_grad():
+        # Not of the model itself: `half()` rounds its rotary frequencies, too, which a loaded model has in float32.
+        output = type(model).from_pretrained(folder, dtype="auto")(ids)[0]
+    torch.save({"ids": ids, "state": model.state_dict(), "output": output}, folder / "expected.pt")
+
+
+def run_stranger(folders, tmp_path):
+    tasks = [[str(folder), auto_class, shard_size] for folder, auto_class, shard_size in folders]
+    done = subprocess.run(
+        [sys.executable, "-c", STRANGER, json.dumps(tasks)],
+        capture_output=True, text=True, env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stranger_loads_whatever_was_saved_and_saves_it_again(modern_model, make_ids, tmp_path):
+    """Every head, precision and size, sharded or not, a subclass: each folder is whole. One process, as it is slow."""
+    config, ids = modern_model.config, make_ids(2, 7)
+    folders = []
+
+    def add(name, model, auto_class="AutoModelForCausalLM", again_in="1GB", **settings):
+        saved_as_a_stranger_will_check(model, tmp_path / name, ids, **settings)
+        folders.append((tmp_path / name, auto_class, again_in))
+
+    add("base", TercetModel(copy.deepcopy(config)), "AutoModel")
+    for task, head_class in HEADS.items():
+        add(task, head_class(copy.deepcopy(config)), f"AutoModelFor{task}")
+    add("sharded", copy.deepcopy(modern_model), max_shard_size="10KB")
+    add("sharded_later", copy.deepcopy(modern_model), again_in="10KB")
+    add("half", copy.deepcopy(modern_model).half())
+    add("bfloat16", copy.deepcopy(modern_model).bfloat16(), again_in="10KB")
+    resized = copy.deepcopy(modern_model)
+    resized.resize_token_embeddings(config.vocab_size + 7, mean_resizing=False)
+    add("resized", resized)
+    untied = copy.deepcopy(config)
+    untied.tie_word_embeddings = False
+    add("untied", TercetForCausalLM(untied))
+    add("subclass", Reinitialised(copy.deepcopy(config)))
+    add("loaded_by_the_package", TercetForCausalLM.from_pretrained(tmp_path / "sharded"))
+    run_stranger(folders, tmp_path)
+
+    for folder, auto_class, shard_size in folders:
+        again = folder / "again"
+        assert len(list(again.glob("*.safetensors"))) > 1 or shard_size == "1GB"
+        for path in (folder, again, folder / "sibling", folder / "subclass"):
+            assert_whole(path)
+        expected = torch.load(folder / "expected.pt", weights_only=True)["state"]
+        loaded = getattr(transformers, auto_class).from_pretrained(again, dtype="auto")
+        assert type(loaded).__module__.startswith("tercet.")
+        assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in expected.items())
+
+
+def assert_whole(folder):
+    """All of the code is in the folder, and each Auto class finds its class there."""
+    assert {path.name for path in folder.glob("*.py")} == CODE_FILES
+    auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
+    assert auto_map.keys() == {"AutoConfig", "AutoModel", *(f"AutoModelFor{task}" for task in HEADS)}
+    for reference in auto_map.values():
+        module, _, name = reference.partition(".")
+        assert f"class {name}(" in (folder / f"{module}.py").read_text()
+
+
+def test_a_config_saved_by_itself_carries_the_code(modern_model, tmp_path):
+    modern_model.config.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.py")} == CODE_FILES
+
+
+def test_a_subclass_that_registers_itself_ships_its_own_file(modern_model, tmp_path):
+    """What `register_for_auto_class` is for, asked for by name."""
+
+    class Registered(TercetForCausalLM):
+        pass
+
+    Registered.register_for_auto_class("AutoModelForCausalLM")
+    Registered(modern_model.config).save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.py")} == {*CODE_FILES, "test_saving.py"}
+    auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert auto_map["AutoModelForCausalLM"] == "test_saving.Registered"
+    assert auto_map["AutoModel"] == "modeling_tercet.TercetModel"
