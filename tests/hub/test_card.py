@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import jinja2
 import pytest
 from huggingface_hub import ModelCard, ModelCardData
 
@@ -249,7 +248,3 @@ def test_a_hole_in_the_template_is_an_error(folder: Path, tmp_path: Path, monkey
     template.write_text("---\n{{ card_data }}\n---\n{{ results.training.mfu }}")
     with pytest.raises(ValueError, match="not measured"):
         build_card(folder)
-
-
-def test_template_is_plain_jinja() -> None:
-    jinja2.Environment().parse(card_module.template_path().read_text())
