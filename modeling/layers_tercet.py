@@ -79,6 +79,15 @@ class TercetRotaryEmbedding(nn.Module):
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         return 1.0 / config.rope_parameters["rope_theta"] ** exponents, 1.0
 
+    def _apply(self, fn: Callable, recurse: bool = True) -> "TercetRotaryEmbedding":
+        """Keep the frequencies in float32 through `.half()` and `.to(dtype)`: rounded ones turn far positions wrong."""
+        exact = {name: getattr(self, name) for name in ("inv_freq", "original_inv_freq")}
+        super()._apply(fn, recurse)
+        for name, frequencies in exact.items():
+            if getattr(self, name).dtype != frequencies.dtype:
+                setattr(self, name, frequencies.to(getattr(self, name).device))
+        return self
+
     @torch.no_grad()
     @dynamic_rope_update
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

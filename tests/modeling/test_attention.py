@@ -1,5 +1,7 @@
 """Every implementation of attention computes the same function, and checkpointing gradients changes none of it."""
 
+import copy
+
 import pytest
 import torch
 
@@ -71,3 +73,13 @@ def test_dropout_acts_in_training_only(make_ids):
     ids = make_ids(1, 6)
     assert not torch.equal(model.train()(ids).logits, model(ids).logits)
     assert torch.equal(model.eval()(ids).logits, model(ids).logits)
+
+
+def test_half_precision_keeps_the_rotary_frequencies(modern_model):
+    """A frequency rounded to bfloat16 is off by up to 1 in 256: a quarter turn and more at position 128."""
+    exact = modern_model.model.rotary_emb.inv_freq.clone()
+    for convert in (torch.nn.Module.bfloat16, torch.nn.Module.half, lambda module: module.to(torch.bfloat16)):
+        converted = convert(copy.deepcopy(modern_model))
+        assert converted.model.layers[0].mlp.up_proj.weight.dtype != torch.float32
+        assert torch.equal(converted.model.rotary_emb.inv_freq, exact)
+        assert torch.equal(converted.model.rotary_emb.original_inv_freq, exact)

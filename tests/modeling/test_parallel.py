@@ -1,5 +1,6 @@
 """The plans for several devices, run on two CPU processes: the numbers of one process."""
 
+import fnmatch
 import os
 import subprocess
 import sys
@@ -55,11 +56,13 @@ def test_tensor_parallel_equals_one_process(modern_model, make_ids, tmp_path):
 
 
 def test_every_projection_is_in_a_plan(model):
-    """Whatever the kind of decoder, a rank knows which way each of its matrices is cut."""
-    import fnmatch
-
+    """Whatever the kind of decoder, a rank knows which way each of its matrices is cut, and of no other module."""
     plan = model.config.base_model_tp_plan
     for name, module in model.model.layers.named_modules(prefix="layers"):
         if isinstance(module, torch.nn.Linear):
             assert any(fnmatch.fnmatch(name, pattern) for pattern in plan), name
+    names = [name for name, _ in model.model.named_modules()]
+    for pattern in plan:
+        assert fnmatch.filter(names, pattern), f"the plan names {pattern}, which this model lacks"
+    assert "base_model_tp_plan" not in model.config.to_dict()
     assert set(model.config.base_model_pp_plan) == {"embed_tokens", "layers", "norm"}
