@@ -71,6 +71,24 @@ RecipeArgument = Annotated[
     str, typer.Argument(help="A YAML file, or the name of a recipe that comes with Tercet.", metavar="RECIPE")
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write, instead of the recipe's.")]
+CacheKind = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        metavar="full|int8|int4",
+        help="How keys and values are held: full (default) as the model computes them; int8 in about a quarter of "
+        "float32's bytes, text nearly always the same; int4 in about a seventh, text may differ a little. int8 and "
+        "int4 need a Tercet checkpoint.",
+    ),
+]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Compile the step that makes a token (Tercet checkpoints, full cache): the first token takes about half "
+        "a minute, those after it less than before.",
+    ),
+]
 Restart = Annotated[bool, typer.Option("--restart", help="Remove an earlier run from the folder and begin anew.")]
 
 
@@ -159,11 +177,23 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.7,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.95,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    cache: CacheKind = None,
+    compile_step: Compile = False,
+    prompt_cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the prompt's keys and values in FILE and read them from there next time: only tokens behind the "
+            "beginning that both prompts share are computed. FILE is written if it is not there, extended if the new "
+            "prompt begins with the whole of its own, and left alone otherwise. Its kind of cache (--cache) stays.",
+        ),
+    ] = None,
 ) -> None:
     """Continue a text, token by token."""
-    from tercet.commands import run_generate
+    from tercet.generation import CacheOptions, Sampling, run_generate
 
-    run_generate(checkpoint, prompt, max_new_tokens, temperature, top_p, seed)
+    sampling = Sampling(max_new_tokens, temperature, top_p)
+    run_generate(checkpoint, prompt, sampling, seed, CacheOptions(cache, compile_step, prompt_cache))
 
 
 @app.command()
@@ -174,11 +204,18 @@ def chat(
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 200,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.7,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.95,
+    cache: CacheKind = None,
+    compile_step: Compile = False,
 ) -> None:
-    """Talk to a checkpoint through its chat template. /reset forgets, /quit leaves."""
-    from tercet.chat import run_chat
+    """Talk to a checkpoint through its chat template.
 
-    run_chat(checkpoint, system, max_new_tokens, temperature, top_p)
+    /reset forgets the conversation, /system TEXT begins a new one with a system message, /quit leaves. What was read
+    stays in the cache: a turn computes only what is new.
+    """
+    from tercet.chat import run_chat
+    from tercet.generation import CacheOptions, Sampling
+
+    run_chat(checkpoint, system, Sampling(max_new_tokens, temperature, top_p), CacheOptions(cache, compile_step))
 
 
 @app.command()

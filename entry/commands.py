@@ -7,11 +7,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
-import torch
 import typer
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, TextStreamer, set_seed
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from tercet.loading import load_checkpoint_folder
@@ -26,7 +24,6 @@ from tercet.training.preparation import make_data, make_tokenizer
 from tercet.training.recipe import load_recipe
 from tercet.training.results import RESULTS_NAME, Evaluation, RunResults
 from tercet.training.run_folder import DATA_NAME
-from tercet.training.samples import document_start
 from tercet.training.shards import prepare
 from tercet.training.sources import Source, read_documents
 from tercet.training.token_set import PreparedData, TokenSet
@@ -194,53 +191,3 @@ def _update_results(checkpoint: Path, result: Evaluation) -> None:
     if path.is_file():
         RunResults.load(path).model_copy(update={"evaluation": result}).save(path)
         typer.echo(f"noted in {path}; `tercet card {checkpoint}` writes it into the card")
-
-
-def run_generate(
-    checkpoint: Path, prompt: str, max_new_tokens: int, temperature: float, top_p: float, seed: int | None
-) -> None:
-    """`tercet generate`: prints the prompt, then tokens as they come."""
-    model, tokenizer = load_checkpoint_folder(checkpoint)
-    if seed is not None:
-        set_seed(seed)
-    ids = document_start(tokenizer, prompt).to(model.device)
-    check_room(model, ids.shape[1], max_new_tokens)
-    typer.echo(prompt, nl=False)
-    stream_continuation(model, tokenizer, ids, max_new_tokens, temperature, top_p)
-
-
-def check_room(model: PreTrainedModel, num_prompt_tokens: int, max_new_tokens: int) -> None:
-    """Refuse a text longer than learned positions allow; warn of one longer than what a rotary model was trained on.
-
-    Raises:
-        UserError: Names the lengths and the remedy.
-    """
-    longest = getattr(model.config, "max_position_embeddings", None)
-    total = num_prompt_tokens + max_new_tokens
-    if longest is None or total <= longest:
-        return
-    if getattr(model.config, "position_embedding_type", None) == "learned" or model.config.model_type == "gpt2":
-        raise UserError(
-            f"{num_prompt_tokens} prompt tokens and --max-new-tokens {max_new_tokens} go beyond the model's "
-            f"{longest} learned positions: ask for at most {max(longest - num_prompt_tokens, 0)}"
-        )
-    typer.echo(f"note: {total} tokens is longer than the {longest} that the model was trained on", err=True)
-
-
-def stream_continuation(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    ids: torch.Tensor,
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float,
-) -> torch.Tensor:
-    """Generate after `ids` (1, T) and print text as it comes; returns all ids, (1, T + new)."""
-    sampling = (
-        {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature > 0 else {"do_sample": False}
-    )
-    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    with torch.no_grad():
-        return cast(Any, model).generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, streamer=streamer, **sampling
-        )

@@ -153,22 +153,36 @@ def _cache(model: "PreTrainedModel") -> "tuple[RenderableType, ...]":
     )
 
     config, dtype = model.config, _dtype(model.config)
-    windows = DecoderShape.from_config(config).windows
-    per_token = cache_bytes_per_token(config, dtype)
-    per_layer = per_token // len(windows)
-    table = _table("layers", "count", "bytes per token", right=2)
+    shape = DecoderShape.from_config(config)
+    windows = shape.windows
+    # A layer's bytes of one token, as the model computes them and as each kind of --cache holds them.
+    per_layer = {str(dtype).removeprefix("torch."): cache_bytes_per_token(config, dtype) // len(windows)}
+    if config.model_type == "tercet":
+        per_layer |= _quantized_bytes_per_token(shape.num_key_value_heads, shape.head_dim)
+    names = [f"bytes per token, {name}" for name in per_layer]
+    table = _table("layers", "count", *names, right=1 + len(names))
     for window in dict.fromkeys(windows):
         count = windows.count(window)
         kind = "full attention" if window is None else f"sliding attention, up to {window:,} tokens"
-        table.add_row(kind, str(count), f"{count * per_layer:,}")
+        table.add_row(kind, str(count), *(f"{count * size:,}" for size in per_layer.values()))
     table.add_section()
-    table.add_row("all", str(len(windows)), f"{per_token:,}")
+    table.add_row("all", str(len(windows)), *(f"{len(windows) * size:,}" for size in per_layer.values()))
     crossover = cache_crossover(config, dtype, num_parameters(model) * dtype.itemsize)
     if crossover is None:
         note = "The windows keep the cache smaller than the weights at any context."
     else:
         note = f"The cache is as large as the weights at a context of {crossover:,} tokens."
     return _title("Cache: keys and values of the tokens so far"), table, note
+
+
+def _quantized_bytes_per_token(num_key_value_heads: int, head_dim: int) -> dict[str, int]:
+    """Bytes of one token in one layer by the codecs' own account: a token of zeros is encoded."""
+    import torch
+
+    from tercet.modeling.cache_codecs_tercet import CODECS
+
+    states = torch.zeros(2, num_key_value_heads, 1, head_dim)  # key and value
+    return {name: sum(part.nbytes for part in codec.encode(states)) for name, codec in CODECS.items()}
 
 
 def _flops(config: Any) -> "tuple[RenderableType, ...]":

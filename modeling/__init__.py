@@ -12,7 +12,11 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from tercet.modeling.cache_layers_tercet import TercetCacheLayer, TercetSlidingLayer
+from tercet.modeling.cache_codecs_tercet import GroupedIntegers, TercetQuantizedLayer, TercetQuantizedSlidingLayer
+from tercet.modeling.cache_files_tercet import count_common_tokens, fingerprint, read_prompt_ids
+from tercet.modeling.cache_fork_tercet import TercetForkedLayer
+from tercet.modeling.cache_layers_tercet import Segment, Slots, TercetCacheLayer
+from tercet.modeling.cache_sliding_tercet import TercetSlidingLayer
 from tercet.modeling.cache_tercet import TercetCache
 from tercet.modeling.configuration_tercet import TercetConfig
 from tercet.modeling.modeling_tercet import (
@@ -37,6 +41,9 @@ for _auto_class, _model_class in (
     _auto_class.register(TercetConfig, _model_class)
 
 __all__ = [
+    "GroupedIntegers",
+    "Segment",
+    "Slots",
     "TercetCache",
     "TercetCacheLayer",
     "TercetConfig",
@@ -44,7 +51,13 @@ __all__ = [
     "TercetForQuestionAnswering",
     "TercetForSequenceClassification",
     "TercetForTokenClassification",
+    "TercetForkedLayer",
     "TercetModel",
     "TercetPreTrainedModel",
+    "TercetQuantizedLayer",
+    "TercetQuantizedSlidingLayer",
     "TercetSlidingLayer",
+    "count_common_tokens",
+    "fingerprint",
+    "read_prompt_ids",
 ]

@@ -189,7 +189,8 @@ class TercetConfig(PreTrainedConfig):
         # A plan may name only modules that exist: transformers warns about each pattern that matches nothing.
         absent = set() if self.qk_norm else {"q_norm", "k_norm"}
         absent |= set() if self.mlp_type == "gated" else {"gate_proj"}
-        plan = {name: cut for name, cut in self.base_model_tp_plan.items() if name.rpartition(".")[2] not in absent}
+        plan = self.base_model_tp_plan or {}
+        plan = {name: cut for name, cut in plan.items() if name.rpartition(".")[2] not in absent}
         object.__setattr__(self, "base_model_tp_plan", plan)
         # `@strict` calls this again and wraps what it raises in an error of its own; here it is a plain ValueError.
         self.validate_architecture()

@@ -20,9 +20,18 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import is_tracing
 from transformers.utils.deprecation import deprecate_kwarg
 
+from .attention_tercet import (
+    MAX_TOKENS_OVER_SEGMENTS,
+    decode_attention,
+    eager_attention_forward,
+    segmented_attention,
+)
+from .cache_tercet import TercetCache
 from .configuration_tercet import TercetConfig
+from .linear_tercet import FusedProjections, TercetLinear
 
 
 class TercetRMSNorm(nn.Module):
@@ -38,7 +47,9 @@ class TercetRMSNorm(nn.Module):
         # Statistics in float32: a bfloat16 mean of squares loses what the norm is for.
         states = hidden_states.float()
         states = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * states.to(hidden_states.dtype)
+        if torch.is_grad_enabled() or self.weight.dtype != hidden_states.dtype or is_tracing(states):
+            return self.weight * states.to(hidden_states.dtype)
+        return states.to(hidden_states.dtype).mul_(self.weight)
 
     def extra_repr(self) -> str:
         """What print(model) shows of this layer."""
@@ -110,44 +121,14 @@ def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
         (B, heads, T, D).
     """
     first, second = states.chunk(2, dim=-1)
+    if not torch.is_grad_enabled() and not is_tracing(states):
+        # One new tensor instead of five: on a CPU most of a long prompt's rotation is the memory for them.
+        half = first.shape[-1]
+        rotated = states * cos
+        rotated[..., :half].addcmul_(second, sin[..., :half], value=-1)
+        rotated[..., half:].addcmul_(first, sin[..., half:])
+        return rotated
     return states * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(q kT scaling + mask) v, written out; the reference for every other implementation.
-
-    The G query heads of a group are laid along the query axis, so keys and values are never repeated (GQA).
-
-    Args:
-        query: (B, H, T, D).
-        key: (B, K, S, D).
-        value: (B, K, S, D).
-        attention_mask: Added to the scores, broadcastable to (B, H, T, S), or None for no mask at all.
-
-    Returns:
-        The output (B, T, H, D) and the attention weights (B, H, T, S).
-    """
-    batch_size, num_heads, num_tokens, head_dim = query.shape
-    num_kv_heads = key.shape[1]
-    grouped_query = query.reshape(batch_size, num_kv_heads, -1, head_dim)  # (B, K, G T, D)
-    scores = torch.matmul(grouped_query, key.transpose(2, 3)) * scaling  # (B, K, G T, S)
-    scores = scores.view(batch_size, num_heads, num_tokens, -1)
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = F.dropout(weights, p=dropout, training=module.training)
-    grouped_weights = weights.reshape(batch_size, num_kv_heads, -1, weights.shape[-1])  # (B, K, G T, S)
-    output = torch.matmul(grouped_weights, value).view(batch_size, num_heads, num_tokens, -1)
-    return output.transpose(1, 2).contiguous(), weights
 
 
 class TercetAttention(nn.Module):
@@ -168,12 +149,13 @@ class TercetAttention(nn.Module):
         self.sliding_window = config.sliding_window if config.layer_types[layer_idx] == "sliding_attention" else None
 
         query_size, kv_size = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
-        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_output_bias)
+        self.q_proj = TercetLinear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.k_proj = TercetLinear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.v_proj = TercetLinear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.o_proj = TercetLinear(query_size, config.hidden_size, bias=config.attention_output_bias)
         self.q_norm = TercetRMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = TercetRMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
+        self.fused: FusedProjections | None = None
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     def forward(
@@ -196,19 +178,19 @@ class TercetAttention(nn.Module):
             The output (B, T, E), and the weights (B, H, T, S) where the implementation has them.
         """
         batch_size, num_tokens, _ = hidden_states.shape
-        query = self.q_proj(hidden_states).view(batch_size, num_tokens, -1, self.head_dim)  # (B, T, H, D)
-        key = self.k_proj(hidden_states).view(batch_size, num_tokens, -1, self.head_dim)  # (B, T, K, D)
-        value = self.v_proj(hidden_states).view(batch_size, num_tokens, -1, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # (B, heads, T, D)
-        if self.uses_rope and position_embeddings is not None:
-            cos, sin = position_embeddings[0].unsqueeze(1), position_embeddings[1].unsqueeze(1)
-            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        query, key, value = self.make_heads(hidden_states, position_embeddings)
+        if isinstance(cache, TercetCache) and self._reads_segments(cache, num_tokens):
+            segments = cache.append(key, value, self.layer_idx)
+            output, weights = segmented_attention(query, segments, attention_mask, self.scaling)
+            return self.o_proj(output.reshape(batch_size, num_tokens, -1)), weights
         if cache is not None:
             # Continuous batching edits `kwargs` in place, so it gets the dict itself.
             key, value = cache.update(key, value, self.layer_idx, kwargs=kwargs)  # (B, K, S, D)
 
+        drops_weights = self.training and self.attention_dropout > 0
+        if is_decode_step(self.config, num_tokens, cache) and not drops_weights:
+            output = decode_attention(query, key, value, attention_mask, self.scaling)
+            return self.o_proj(output.reshape(batch_size, num_tokens, -1)), None
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation or "eager", eager_attention_forward
         )
@@ -225,6 +207,50 @@ class TercetAttention(nn.Module):
         )
         return self.o_proj(output.reshape(batch_size, num_tokens, -1)), weights
 
+    def make_heads(
+        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries (B, H, T, D), keys and values (B, K, T, D), normalised and rotated."""
+        batch_size, num_tokens, _ = hidden_states.shape
+        if self.fused is not None and not torch.is_grad_enabled() and self.fused.is_current(*self.projections()):
+            query, key, value = self.fused(hidden_states)
+        else:
+            query, key, value = (projection(hidden_states) for projection in self.projections())
+        query = query.view(batch_size, num_tokens, -1, self.head_dim)  # (B, T, H, D)
+        key = key.view(batch_size, num_tokens, -1, self.head_dim)  # (B, T, K, D)
+        value = value.view(batch_size, num_tokens, -1, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # (B, heads, T, D)
+        if self.uses_rope and position_embeddings is not None:
+            cos, sin = position_embeddings[0].unsqueeze(1), position_embeddings[1].unsqueeze(1)
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        return query, key, value
+
+    def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+        """The projections of the layer's input, in the order in which they are fused."""
+        return self.q_proj, self.k_proj, self.v_proj
+
+    def _reads_segments(self, cache: TercetCache, num_tokens: int) -> bool:
+        """Whether the layer's keys lie in several places, and are better read there than copied together."""
+        return (
+            num_tokens <= MAX_TOKENS_OVER_SEGMENTS
+            and cache.has_shared_prefix(self.layer_idx)
+            and self.config._attn_implementation in ("sdpa", "eager")
+            and not torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+        )
+
+
+def is_decode_step(config: TercetConfig, num_tokens: int, cache: Cache | None) -> bool:
+    """Whether a call adds one token to a cache of ours, and attention and its mask can be the short ones."""
+    return (
+        num_tokens == 1
+        and isinstance(cache, TercetCache)
+        and config._attn_implementation == "sdpa"
+        and not torch.compiler.is_compiling()
+    )
+
 
 class TercetMLP(nn.Module):
     """Feed-forward layer, each position by itself: expand, activate, contract; (B, T, E) in and out."""
@@ -234,16 +260,25 @@ class TercetMLP(nn.Module):
         assert config.intermediate_size is not None
         is_gated = config.mlp_type == "gated"
         sizes = (config.hidden_size, config.intermediate_size)
-        self.gate_proj = nn.Linear(*sizes, bias=config.mlp_bias) if is_gated else None
-        self.up_proj = nn.Linear(*sizes, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(*reversed(sizes), bias=config.mlp_bias)
+        self.gate_proj = TercetLinear(*sizes, bias=config.mlp_bias) if is_gated else None
+        self.up_proj = TercetLinear(*sizes, bias=config.mlp_bias)
+        self.down_proj = TercetLinear(*reversed(sizes), bias=config.mlp_bias)
         self.act_fn = ACT2FN[config.hidden_act]
+        self.fused: FusedProjections | None = None
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(B, T, E) -> (B, T, intermediate_size) -> (B, T, E)."""
         if self.gate_proj is None:
             return self.down_proj(self.act_fn(self.up_proj(hidden_states)))
-        return self.down_proj(self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
+        if self.fused is not None and not torch.is_grad_enabled() and self.fused.is_current(*self.projections()):
+            gate, up = self.fused(hidden_states)
+        else:
+            gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
+        return self.down_proj(self.act_fn(gate) * up)
+
+    def projections(self) -> tuple[nn.Linear, ...]:
+        """The projections of the layer's input, in the order in which they are fused."""
+        return (self.up_proj,) if self.gate_proj is None else (self.gate_proj, self.up_proj)
 
 
 class TercetDecoderLayer(GradientCheckpointingLayer):
@@ -273,7 +308,7 @@ __all__ = [
     "TercetMLP",
     "TercetRMSNorm",
     "TercetRotaryEmbedding",
-    "eager_attention_forward",
+    "is_decode_step",
     "make_norm",
     "rotate",
 ]

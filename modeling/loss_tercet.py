@@ -13,12 +13,6 @@ from torch import nn
 _CHUNK_LOGITS = 1 << 24
 
 
-def is_plain_linear(head: nn.Module) -> bool:
-    """Whether the head is its weight and nothing else: no adapter, quantization, hook or sharding stands between."""
-    has_hooks = bool(head._forward_hooks or head._forward_pre_hooks)
-    return type(head) is nn.Linear and head.bias is None and not has_hooks and type(head.weight) is nn.Parameter
-
-
 def chunked_causal_lm_loss(
     hidden_states: torch.Tensor,
     head_weight: torch.Tensor,
@@ -70,4 +64,4 @@ def chunked_causal_lm_loss(
     return total / num_items_in_batch
 
 
-__all__ = ["chunked_causal_lm_loss", "is_plain_linear"]
+__all__ = ["chunked_causal_lm_loss"]

@@ -4,7 +4,7 @@ Shapes: B batch, T query tokens in this call, S keys visible (cached + T), E hid
 """
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,21 @@ from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .attention_tercet import decode_masks
 from .cache_tercet import TercetCache
 from .configuration_tercet import TercetConfig
-from .layers_tercet import TercetAttention, TercetDecoderLayer, TercetMLP, TercetRotaryEmbedding, make_norm
-from .loss_tercet import chunked_causal_lm_loss, is_plain_linear
+from .decode_tercet import DecodeStep, fuse_projections, is_one_token
+from .layers_tercet import (
+    TercetAttention,
+    TercetDecoderLayer,
+    TercetMLP,
+    TercetRotaryEmbedding,
+    is_decode_step,
+    make_norm,
+)
+from .linear_tercet import TercetLinear, is_plain_linear
+from .loss_tercet import chunked_causal_lm_loss
+from .packing_tercet import may_hold_several_documents, separate_documents
 
 # Every saved folder names all of these: a classifier can start from the folder of a language model.
 _AUTO_MAP = {
@@ -127,6 +138,8 @@ class TercetModel(TercetPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         assert inputs_embeds is not None
+        if isinstance(cache, TercetCache):
+            cache.check_matches(self.config)
         mask_positions = position_ids
         if position_ids is None:
             num_seen = cache.get_seq_length() if cache is not None else 0
@@ -145,7 +158,7 @@ class TercetModel(TercetPreTrainedModel):
 
         hidden_states = inputs_embeds
         if self.embed_positions is not None:
-            self._check_learned_positions(position_ids)
+            self.check_learned_positions(position_ids)
             hidden_states = hidden_states + self.embed_positions(position_ids)
         hidden_states = F.dropout(hidden_states, self.config.embedding_dropout, self.training)
         masks = self._make_masks(hidden_states, attention_mask, cache, mask_positions)
@@ -173,6 +186,11 @@ class TercetModel(TercetPreTrainedModel):
         """One mask for each kind of layer that the model has, in the form its attention implementation wants."""
         if isinstance(attention_mask, dict):  # `generate()` makes them itself for static caches
             return attention_mask
+        assert self.config.layer_types is not None
+        if isinstance(cache, TercetCache) and is_decode_step(self.config, hidden_states.shape[1], cache):
+            masks = decode_masks(self.config.layer_types, attention_mask, cache)
+            if masks is not None:
+                return masks
         arguments: dict[str, Any] = {
             "config": self.config,
             "inputs_embeds": hidden_states,
@@ -181,61 +199,21 @@ class TercetModel(TercetPreTrainedModel):
             "position_ids": position_ids,
         }
         makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
-        assert self.config.layer_types is not None
         return {kind: makers[kind](**arguments) for kind in dict.fromkeys(self.config.layer_types)}
 
-    def _check_learned_positions(self, position_ids: torch.Tensor) -> None:
-        if not is_tracing(position_ids) and (last := int(position_ids.max())) >= self.config.max_position_embeddings:
+    def check_learned_positions(self, position_ids: torch.Tensor) -> None:
+        """Refuse positions beyond the table of learned ones.
+
+        Raises:
+            ValueError: Names the position and the bound.
+        """
+        if self.embed_positions is None or is_tracing(position_ids):
+            return
+        if (last := int(position_ids.max())) >= self.config.max_position_embeddings:
             raise ValueError(
                 f"position {last} is beyond max_position_embeddings={self.config.max_position_embeddings}, and learned "
                 "positions end there: shorten the prompt or max_new_tokens."
             )
-
-
-def may_hold_several_documents(
-    position_ids: torch.Tensor, attention_mask: torch.Tensor | dict[str, Any] | None, cache: Cache | None
-) -> bool:
-    """Whether rows must be read as documents packed together: positions restart inside a row.
-
-    Padding does not count: a left-padded row restarts where its text begins. Under tracing the values are unknown;
-    then any row of given positions and no cache is read so, which is right for single documents, too.
-
-    Args:
-        position_ids: (B, T).
-        attention_mask: (B, S) with S >= T, 1 where a token is real; other forms are the caller's own masks, which say
-            themselves who sees whom.
-        cache: Continuous batching's paged cache, which is no `Cache`, keeps requests apart itself.
-    """
-    is_own_mask = attention_mask is not None and not (
-        isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2
-    )
-    if position_ids.ndim != 2 or position_ids.shape[-1] == 1 or is_own_mask:
-        return False
-    if cache is not None and not isinstance(cache, Cache):
-        return False
-    if is_tracing(position_ids):
-        return cache is None
-    is_real = torch.ones_like(position_ids, dtype=torch.bool)
-    if isinstance(attention_mask, torch.Tensor):
-        is_real = attention_mask[:, -position_ids.shape[-1] :].bool().expand_as(position_ids)
-    # A document goes up by one at each of its tokens: its position less its tokens so far stays what it was.
-    num_real = is_real.long().cumsum(-1)
-    offset = position_ids - num_real
-    first_offset = offset.gather(-1, is_real.long().argmax(-1, keepdim=True))
-    return bool(((offset != first_offset) & is_real).any())
-
-
-def separate_documents(position_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """Positions for the mask functions, (B, T), in which padding, too, is a document of its own at every token.
-
-    transformers isolates packed documents by their restarting positions, and only where no attention mask is given;
-    this folds the mask into the positions.
-    """
-    if attention_mask is None:
-        return position_ids
-    is_real = attention_mask[:, -position_ids.shape[-1] :].bool()
-    # Any step other than +1 starts a document: -2 is never followed by its successor, as positions are >= 0.
-    return position_ids.masked_fill(~is_real, -2)
 
 
 @auto_docstring
@@ -251,8 +229,27 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = TercetModel(config)
         self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = TercetLinear(config.hidden_size, config.vocab_size, bias=False)
+        self.decode_step: DecodeStep | None = None
         self.post_init()
+
+    def compile_decode(self) -> "TercetForCausalLM":
+        """From now on `generate()` runs each token after the prompt as one compiled function; returns the model.
+
+        The first token compiles it (half a minute for a small model on a CPU), growth of the cache once or twice more.
+        Call it on the finished model: on its device, adapters merged. Hooks on inner modules are not called by the
+        compiled step, and what it cannot do (quantized and forked caches, outputs of attentions) runs uncompiled.
+
+        Raises:
+            ValueError: Names what of the model cannot be compiled.
+        """
+        self.decode_step = DecodeStep(self)
+        return self
+
+    def fuse_projections(self) -> "TercetForCausalLM":
+        """Run q, k, v and gate, up as one product each while gradients are off; saved folders stay as they were."""
+        fuse_projections(self)
+        return self
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     @can_return_tuple
@@ -279,6 +276,12 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
         num_items_in_batch (`int` or `torch.Tensor`, *optional*):
             Divide the sum of losses by this number of tokens instead of by the number of labels in this batch.
         """
+        if self.decode_step is not None and input_ids is not None and isinstance(cache, TercetCache):
+            others = {"inputs_embeds": inputs_embeds, "skip_logits": skip_logits, **kwargs}
+            if is_one_token(self.config, input_ids, labels, others):
+                step_logits = self.decode_step.logits(self, input_ids, attention_mask, position_ids, cache)
+                if step_logits is not None:
+                    return CausalLMOutputWithPast(logits=cast(Any, step_logits), cache=cache)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -292,7 +295,7 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
         if skip_logits and not has_labels:
             raise ValueError("skip_logits=True needs labels or shift_labels: without logits there is only a loss.")
         loss, logits = None, None
-        if skip_logits and is_plain_linear(self.lm_head):
+        if skip_logits and is_plain_linear(self.lm_head) and self.lm_head.bias is None:
             loss = chunked_causal_lm_loss(outputs.last_hidden_state, self.lm_head.weight, labels, **kwargs)
         else:
             logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))  # (B, T, V)
@@ -310,7 +313,10 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """Give `generate()` a [`TercetCache`] where the caller has chosen nothing else."""
+        """Give `generate()` a [`TercetCache`] where the caller has chosen no other kind.
+
+        `cache_config` is its arguments: `generate(ids, cache_config={"quantization": "int8"})`.
+        """
         caller_chose = (
             model_kwargs.get("cache") is not None
             or generation_config.use_cache is False
@@ -320,7 +326,7 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
             # transformers types `self` by a protocol that no model class is checked against.
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # pyright: ignore
             return
-        cache = TercetCache(self.config)
+        cache = TercetCache(self.config, **(generation_config.cache_config or {}))
         if generation_config.is_assistant:
             cache.activate_past_recording()
         model_kwargs["cache"] = cache

@@ -1,10 +1,13 @@
-"""The command as a user runs it, and a checkpoint to run it on."""
+"""The command as a user runs it, and checkpoints to run it on."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import PreTrainedModel
 
 from small_runs import SMALL
 
@@ -54,3 +57,38 @@ def checkpoint(text_file, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "small"
     train(load_recipe("shakespeare", [*SMALL, f"data.path={text_file}"]), output_dir=folder, say=lambda line: None)
     return folder
+
+
+@pytest.fixture
+def untrained(checkpoint, tmp_path) -> Callable[[PreTrainedModel], Path]:
+    """Saves a model of 300 tokens with a tokenizer that has a chat template."""
+
+    def save(model: PreTrainedModel, name: str = "untrained") -> Path:
+        folder = tmp_path / name
+        model.save_pretrained(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(checkpoint / file, folder / file)
+        return folder
+
+    return save
+
+
+@pytest.fixture
+def fed(monkeypatch) -> list[list[int]]:
+    """Token ids of every call of a model that `generate` or `chat` loads, in order."""
+    from tercet import loading
+
+    calls: list[list[int]] = []
+
+    def record(module: torch.nn.Module, arguments: tuple, keywords: dict) -> None:
+        input_ids = arguments[0] if arguments else keywords["input_ids"]
+        calls.append(input_ids[0].tolist())
+
+    def load(folder: Path) -> tuple:
+        model, tokenizer = loading.load_checkpoint_folder(folder)
+        model.register_forward_pre_hook(record, with_kwargs=True)
+        return model, tokenizer
+
+    monkeypatch.setattr("tercet.generation.load_checkpoint_folder", load)
+    monkeypatch.setattr("tercet.chat.load_checkpoint_folder", load)
+    return calls

@@ -4,12 +4,21 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from small_runs import small_settings
+from tercet.modeling import TercetCache, TercetConfig, TercetForCausalLM
 
 
 def assert_refused(shown, *words):
@@ -134,6 +143,131 @@ class TestCheckpoint:
     def test_card_of_a_folder_without_results(self, tercet, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "tercet"}))
         assert_refused(tercet("card", tmp_path), str(tmp_path))
+
+
+class TestCacheOptions:
+    @pytest.fixture
+    def llama(self, untrained):
+        sizes: dict[str, Any] = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        return untrained(LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=16)), "llama")
+
+    @pytest.mark.parametrize("command", ["generate", "chat"])
+    def test_no_such_kind(self, tercet, checkpoint, command):
+        assert_refused(tercet(command, checkpoint, "--cache", "int2"), "int2", "full, int8, int4")
+
+    @pytest.mark.parametrize("command", ["generate", "chat"])
+    @pytest.mark.parametrize("option", [["--cache", "int8"], ["--compile"]])
+    def test_another_family(self, tercet, llama, command, option):
+        prompt = ["The"] if command == "generate" else []
+        assert_refused(tercet(command, llama, *prompt, *option), option[0], "LlamaForCausalLM", "tercet import")
+
+    def test_another_family_has_no_prompt_cache(self, tercet, llama, tmp_path):
+        shown = tercet("generate", llama, "The", "--prompt-cache", tmp_path / "file")
+        assert_refused(shown, "--prompt-cache", "LlamaForCausalLM")
+        assert not (tmp_path / "file").exists()
+
+    @pytest.mark.parametrize("command", ["generate", "chat"])
+    def test_quantized_and_compiled(self, tercet, checkpoint, command):
+        prompt = ["The", "--max-new-tokens", 4] if command == "generate" else []
+        assert_refused(tercet(command, checkpoint, *prompt, "--compile", "--cache", "int8"), "--compile", "int8")
+
+    def test_what_cannot_be_compiled(self, tercet, untrained):
+        rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+        model = TercetForCausalLM(TercetConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1,
+                                               num_attention_heads=2, rope_parameters=rope))  # fmt: skip
+        assert_refused(tercet("generate", untrained(model), "The", "--compile"), "--compile", "dynamic")
+
+
+class TestPromptCache:
+    @pytest.fixture
+    def file(self, tercet, checkpoint, tmp_path):
+        """A prompt cache of the checkpoint; it must be as it was in the end."""
+        file = tmp_path / "prompt.safetensors"
+        assert tercet("generate", checkpoint, "The string", "--max-new-tokens", 1, "--prompt-cache", file).code == 0
+        content = file.read_bytes()
+        yield file
+        assert file.read_bytes() == content
+
+    @pytest.fixture
+    def refuses(self, tercet, checkpoint):
+        def check(file, *words, folder=checkpoint, options=()):
+            shown = tercet("generate", folder, "The string", "--max-new-tokens", 4, "--prompt-cache", file, *options)
+            assert_refused(shown, str(file), *words)
+            assert shown.out == ""
+
+        return check
+
+    def test_torn(self, refuses, file, tmp_path):
+        for length in (0, 4, 100, file.stat().st_size - 1):
+            (tmp_path / "torn").write_bytes(file.read_bytes()[:length])
+            refuses(tmp_path / "torn", "torn")
+
+    def test_damaged(self, refuses, file, tmp_path):
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 255
+        (tmp_path / "damaged").write_bytes(content)
+        refuses(tmp_path / "damaged", "damaged")
+
+    def test_no_cache(self, refuses, checkpoint, tmp_path):
+        (tmp_path / "letter").write_text("dear all, this is a letter and no cache of anything")
+        refuses(tmp_path / "letter", "no cache file")
+        refuses(checkpoint / "model.safetensors", "no cache file")
+
+    def test_another_architecture(self, refuses, file, untrained):
+        model = TercetForCausalLM(TercetConfig(vocab_size=300, hidden_size=32, num_hidden_layers=1,
+                                               num_attention_heads=2))  # fmt: skip
+        refuses(file, "another model", "hidden_size", folder=untrained(model))
+
+    def test_other_weights(self, refuses, file, checkpoint, untrained):
+        torch.manual_seed(1)
+        model = TercetForCausalLM(TercetConfig.from_pretrained(checkpoint))
+        refuses(file, "other weights", folder=untrained(model))
+
+    def test_another_kind(self, refuses, file, tmp_path, tercet, checkpoint):
+        refuses(file, "full", "int8", options=("--cache", "int8"))
+        arguments = ["generate", checkpoint, "The string", "--max-new-tokens", 4, "--prompt-cache", tmp_path / "int8"]
+        assert tercet(*arguments, "--cache", "int8").code == 0
+        refuses(tmp_path / "int8", "int8", "full", options=("--cache", "full"))
+        assert_refused(tercet(*arguments, "--compile"), "--compile", "int8")
+        assert tercet(*arguments).code == 0
+
+    @pytest.mark.parametrize("rows", [None, 2])
+    def test_saved_without_its_prompt_or_with_several(self, refuses, checkpoint, tmp_path, rows):
+        model = TercetForCausalLM.from_pretrained(checkpoint)
+        ids = torch.ones(rows or 1, 3, dtype=torch.long)
+        cache = TercetCache(model.config)
+        with torch.no_grad():
+            model(ids, cache=cache)
+        cache.save(tmp_path / "file", model=model, input_ids=ids if rows else None)
+        refuses(tmp_path / "file", "one prompt")
+
+    def test_keys_that_depend_on_the_length(self, tercet, untrained, tmp_path):
+        rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+        model = TercetForCausalLM(TercetConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1,
+                                               num_attention_heads=2, rope_parameters=rope))  # fmt: skip
+        shown = tercet("generate", untrained(model), "The", "--prompt-cache", tmp_path / "file")
+        assert_refused(shown, "--prompt-cache", "rope_type")
+
+    def test_places_where_no_file_can_be(self, refuses, tmp_path):
+        (tmp_path / "letter").write_text("dear all")
+        refuses(tmp_path, "is a folder")
+        refuses(tmp_path / "nowhere" / "file", "there is no folder")
+        refuses(tmp_path / "letter" / "file", "there is no folder")
+        refuses(tmp_path / ("x" * 300), "cannot be used")
+
+    @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder that not even root can write to")
+    def test_a_folder_that_cannot_be_written(self, refuses):
+        refuses("/proc/self/prompt.safetensors", "writ")
+
+    def test_a_failed_write_leaves_no_file(self, tercet, checkpoint, tmp_path, monkeypatch):
+        def fail(*arguments, **keywords):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("tercet.modeling.cache_files_tercet.save_file", fail)
+        arguments = ["generate", checkpoint, "The string", "--max-new-tokens", 4]
+        shown = tercet(*arguments, "--prompt-cache", tmp_path / "file")
+        assert_refused(shown, "cannot be written", "Permission denied")
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_tokenizer_vocabulary_too_small(tercet, text_file, tmp_path):

@@ -99,11 +99,3 @@ def test_data_prepare_then_train(tercet, text_file, tmp_path):
     shown = tercet("train", "shakespeare", *settings, "--output", folder)
     assert shown.code == 0, shown.err
     assert {path.name: path.stat().st_mtime_ns for path in (folder / "data").iterdir()} == shards
-
-
-def test_chat_answers_resets_and_leaves(tercet, checkpoint, monkeypatch):
-    lines = iter(["hello", "/reset", "again", "/quit"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    shown = tercet("chat", checkpoint, "--max-new-tokens", 3)
-    assert shown.code == 0, shown.err
-    assert next(lines, "all read") == "all read"

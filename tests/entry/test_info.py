@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors import safe_open
 from transformers import FalconConfig, GPT2Config, LlamaConfig, PreTrainedConfig
 
 from tercet.info import describe, human_bytes, human_count, load_meta_model
-from tercet.modeling import TercetConfig, TercetForCausalLM
+from tercet.modeling import TercetCache, TercetConfig, TercetForCausalLM
 
-SIZES = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+SIZES: dict[str, Any] = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "tercet": TercetConfig(
         **SIZES,
@@ -48,12 +51,38 @@ def test_tercet_numbers(tmp_path: Path) -> None:
     assert "Memory in bfloat16" in text
     lines = [" ".join(line.split()) for line in text.splitlines()]
     per_layer = 2 * 2 * 16 * 2
-    assert f"sliding attention, up to 32 tokens 3 {3 * per_layer}" in lines
-    assert f"full attention 1 {per_layer}" in lines
+    # Key and value: two heads of 16 codes, and three bytes of range for each head.
+    int8, int4 = 2 * 2 * (16 + 3), 2 * 2 * (8 + 3)
+    assert f"sliding attention, up to 32 tokens 3 {3 * per_layer} {3 * int8} {3 * int4}" in lines
+    assert f"full attention 1 {per_layer} {int8} {int4}" in lines
+    assert f"all 4 {4 * per_layer} {4 * int8} {4 * int4}" in lines
     assert any("tied to embed_tokens" in line for line in lines)
     assert any(line.startswith("layer_types 3 × sliding_attention, full_attention") for line in lines)  # noqa: RUF001
     cache = per_layer * (2048 + 3 * 32)
     assert f"cache of one sequence of 2,048 tokens {cache:,} {human_bytes(cache)}" in lines
+
+
+def test_bytes_per_token_are_those_of_a_cache(tmp_path: Path) -> None:
+    config = TercetConfig(**SIZES, num_key_value_heads=2, head_dim=24)
+    text = describe(save(config, tmp_path / "model"), width=160)
+    sizes = []
+    for quantization in (None, "int8", "int4"):
+        cache = TercetCache(config, quantization=quantization)
+        states = torch.randn(1, 2, 7, 24)
+        for layer_idx in range(4):
+            cache.update(states, states, layer_idx)
+        cache.save(tmp_path / "cache")
+        with safe_open(tmp_path / "cache", "pt") as file:
+            sizes.append(sum(file.get_tensor(name).nbytes for name in file.keys()) // 7)  # noqa: SIM118
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert f"all 4 {sizes[0]:,} {sizes[1]:,} {sizes[2]:,}" in lines
+
+
+def test_other_families_have_no_quantized_cache(tmp_path: Path) -> None:
+    text = describe(save(CONFIGS["llama"], tmp_path / "model"))
+    assert "bytes per token" in text
+    assert "int8" not in text
+    assert "The cache is as large as the weights at a context of" in text
 
 
 def test_a_saved_model_runs_none_of_its_code(tmp_path: Path) -> None:

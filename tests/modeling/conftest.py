@@ -41,13 +41,19 @@ def config(request) -> TercetConfig:
 @pytest.fixture
 def model(config) -> TercetForCausalLM:
     """A decoder with random weights, in evaluation mode."""
-    return make_model(config)
+    return _make_model(config)
 
 
 @pytest.fixture
 def modern_model() -> TercetForCausalLM:
     """The default kind, where one is enough."""
-    return make_model(KINDS["modern"]())
+    return _make_model(KINDS["modern"]())
+
+
+@pytest.fixture
+def make_model() -> Callable[[TercetConfig], TercetForCausalLM]:
+    """A decoder of any config, with random weights, in evaluation mode."""
+    return _make_model
 
 
 @pytest.fixture
@@ -61,6 +67,6 @@ def make_ids() -> Callable[..., torch.Tensor]:
     return make
 
 
-def make_model(config: TercetConfig) -> TercetForCausalLM:
+def _make_model(config: TercetConfig) -> TercetForCausalLM:
     torch.manual_seed(0)
     return TercetForCausalLM(config).eval()

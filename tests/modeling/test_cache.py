@@ -1,12 +1,11 @@
-"""The cache against the plainest model of one: all keys ever seen, concatenated."""
+"""The cache's layers: memory, in-place writes, refusals; `test_cache_properties.py` has what they return."""
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers.exporters.utils import get_leaf_tensors
 
 from tercet.modeling import TercetCache, TercetCacheLayer, TercetSlidingLayer
@@ -14,89 +13,13 @@ from tercet.modeling import TercetCache, TercetCacheLayer, TercetSlidingLayer
 HEADS, HEAD_DIM, WINDOW = 2, 3, 5
 
 
-class Concatenated:
-    """Keeps everything and copies it every time; what a layer should return, said in the fewest words."""
-
-    def __init__(self, window: int | None) -> None:
-        self.window = window
-        self.keys: torch.Tensor | None = None
-
-    def update(self, keys):
-        self.keys = keys if self.keys is None else torch.cat([self.keys, keys], dim=-2)
-        num_visible = self.length if self.window is None else min(self.length, self.window - 1 + keys.shape[-2])
-        return self.keys[:, :, self.length - num_visible :]
-
-    @property
-    def length(self):
-        return 0 if self.keys is None else self.keys.shape[-2]
-
-
 def make_states(batch_size, num_tokens, seed):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch_size, HEADS, num_tokens, HEAD_DIM, generator=generator)
 
 
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("update"), st.integers(1, 9)),
-        st.tuples(st.just("update"), st.integers(100, 300)),
-        st.tuples(st.just("crop"), st.integers(0, 20)),
-        st.tuples(st.just("reorder"), st.integers(0, 1000)),
-        st.tuples(st.just("repeat"), st.integers(1, 2)),
-        st.tuples(st.just("select"), st.integers(0, 1000)),
-        st.tuples(st.just("copy"), st.booleans()),
-        st.tuples(st.just("deepcopy"), st.booleans()),
-        st.tuples(st.just("reset"), st.just(0)),
-    ),
-    max_size=25,
-)
-
-
-@pytest.mark.parametrize("window", [None, WINDOW], ids=["growing", "sliding"])
-@given(operations=OPERATIONS)
-@settings(max_examples=150, deadline=None)
-def test_any_sequence_of_operations(window, operations):
-    layer = TercetCacheLayer() if window is None else TercetSlidingLayer(window)
-    model = Concatenated(window)
-    batch_size = 2
-    for number, (name, argument) in enumerate(operations):
-        if name == "update":
-            keys = make_states(batch_size, argument, number)
-            kv_length, kv_offset = layer.get_mask_sizes(argument)
-            expected = model.update(keys)
-            got_keys, got_values = layer.update(keys, -keys)
-            assert torch.equal(got_keys, expected)
-            assert torch.equal(got_values, -expected)
-            assert (kv_length, kv_offset) == (expected.shape[-2], model.length - expected.shape[-2])
-        elif model.keys is None:
-            continue
-        elif name == "crop":
-            removed = min(argument, model.length)
-            layer.crop(-removed)
-            model.keys = model.keys[:, :, : model.length - removed]
-        elif name in ("reorder", "select"):
-            generator = torch.Generator().manual_seed(argument)
-            size = batch_size if name == "reorder" else 1 + argument % batch_size
-            rows = torch.randint(0, batch_size, (size,), generator=generator)
-            (layer.reorder_cache if name == "reorder" else layer.batch_select_indices)(rows)
-            model.keys, batch_size = model.keys[rows], size
-        elif name == "repeat" and batch_size * argument <= 8:
-            layer.batch_repeat_interleave(argument)
-            model.keys, batch_size = model.keys.repeat_interleave(argument, dim=0), batch_size * argument
-        elif name in ("copy", "deepcopy"):
-            other = copy.copy(layer) if name == "copy" else copy.deepcopy(layer)
-            # Whichever of the two goes on, what the other one writes must not reach it.
-            layer, disturbed = (other, layer) if argument else (layer, other)
-            disturbed.crop(-min(2, model.length))
-            disturbed.update(*[torch.full((batch_size, HEADS, 3, HEAD_DIM), 99.0)] * 2)
-        elif name == "reset":
-            layer.reset()
-            model.keys = None
-        assert layer.get_seq_length() == model.length
-
-
 def test_decoding_does_not_copy_the_past():
-    layer = TercetCacheLayer()
+    layer: Any = TercetCacheLayer()
     layer.update(make_states(1, 50, 0), make_states(1, 50, 0))
     addresses = set()
     for step in range(100):
@@ -106,26 +29,120 @@ def test_decoding_does_not_copy_the_past():
 
 
 def test_memory_of_a_growing_layer_is_proportional():
-    layer = TercetCacheLayer()
+    layer: Any = TercetCacheLayer()
     for step in range(2000):
         layer.update(make_states(1, 1, step), make_states(1, 1, step))
     assert 2000 <= layer.capacity <= 1.5 * 2000 + 1
     assert layer.nbytes == 2 * layer.capacity * HEADS * HEAD_DIM * 4
 
 
-def test_memory_of_a_sliding_layer_is_bounded():
+@pytest.mark.parametrize("prompt", [1, 1000])
+@pytest.mark.parametrize("is_written_by_the_caller", [False, True], ids=["update", "make_room"])
+def test_memory_of_a_sliding_layer_is_constant(prompt, is_written_by_the_caller):
     window, sizes = 100, set()
-    layer = TercetSlidingLayer(window)
-    for step in range(3000):
+    layer: Any = TercetSlidingLayer(window)
+    layer.update(make_states(1, prompt, 0), make_states(1, prompt, 0))
+    for step in range(5000):
+        states = make_states(1, 1, step)
+        if is_written_by_the_caller:
+            keys, values, _, end = layer.make_room(1)
+            keys[:, :, end - 1 : end], values[:, :, end - 1 : end] = states, states
+        else:
+            layer.update(states, states)
+        if step > window:
+            sizes.add((layer.nbytes, layer.keys.data_ptr(), layer.values.data_ptr()))
+    assert len(sizes) == 1
+    assert layer.nbytes <= 2 * (window + 2 * 64) * HEADS * HEAD_DIM * 4
+    assert layer.get_seq_length() == prompt + 5000
+
+
+def test_buffers_stay_the_same_between_few_growths():
+    layer: Any = TercetCacheLayer()
+    layer.update(make_states(1, 10, 0), make_states(1, 10, 0))
+    seen = []
+    for _ in range(3000):
+        keys, values, start, end = layer.make_room(1)
+        assert (start, end) == (0, layer.get_seq_length())
+        buffers = keys.data_ptr(), values.data_ptr(), keys.shape[-2]
+        if buffers not in seen:
+            seen.append(buffers)
+    assert [capacity for *_, capacity in seen] == [256, 512, 768, 1280, 2048, 3072]
+
+
+def test_a_long_prompt_in_pieces_keeps_the_buffers_of_a_sliding_layer():
+    layer: Any = TercetSlidingLayer(WINDOW)
+    layer.update(make_states(1, 200, 0), make_states(1, 200, 0))
+    address = layer.keys.data_ptr()
+    for step in range(5):
+        layer.update(make_states(1, 500, step), make_states(1, 500, step))
         layer.update(make_states(1, 1, step), make_states(1, 1, step))
-        if step > 1000:
-            sizes.add(layer.nbytes)
-    assert max(sizes) <= 2 * (window + 2 * 64) * HEADS * HEAD_DIM * 4
-    assert layer.get_seq_length() == 3000
+    assert layer.keys.data_ptr() == address
+
+
+def test_recording_the_past_writes_in_place():
+    layer: Any = TercetSlidingLayer(WINDOW)
+    layer.update(make_states(1, 50, 0), make_states(1, 50, 0))
+    layer.activate_past_recording()
+    addresses = set()
+    for step in range(1000):
+        layer.update(make_states(1, 1, step), make_states(1, 1, step))
+        addresses.add(layer.keys.data_ptr())
+    assert len(addresses) <= 6
+    layer.crop(-700)
+    assert layer.get_seq_length() == 350
+    assert layer.capacity == WINDOW - 1 + 2 * 64
+    for step in range(300):
+        layer.update(make_states(1, 1, step), make_states(1, 1, step))
+    layer.record_past = False  # as `generate` does, without a crop
+    layer.reset()
+    layer.update(make_states(1, 1, 0), make_states(1, 1, 0))
+    assert layer.capacity == WINDOW - 1 + 2 * 64
+
+
+def test_room_is_not_made_where_there_is_no_buffer():
+    layer: Any = TercetSlidingLayer(WINDOW)
+    assert layer.make_room(1) is None
+    layer.update(make_states(1, 4, 0), make_states(1, 4, 0))
+    assert layer.make_room(129) is None
+    assert layer.get_seq_length() == 4
+    tuned: Any = TercetCacheLayer()
+    tuned.update(make_states(1, 4, 0).requires_grad_(), make_states(1, 4, 0))
+    assert tuned.make_room(1) is None
+    with torch.no_grad():
+        assert tuned.make_room(1) is not None
+
+
+@torch.no_grad()
+def test_room_is_made_in_all_layers_or_none(modern_model, make_ids):
+    cache: Any = TercetCache(modern_model.config)
+    assert cache.make_room(1) is None
+    modern_model(make_ids(1, 4), cache=cache)
+    assert len(cache.make_room(2)) == len(cache.layers)
+    assert cache.length == 6
+    cache.layers[-1] = cache.fork().layers[-1]
+    assert cache.make_room(1) is None
+    assert {layer.get_seq_length() for layer in cache.layers} == {6}
+
+
+def test_a_copy_costs_the_original_nothing():
+    layer: Any = TercetCacheLayer()
+    layer.update(make_states(1, 4, 0), make_states(1, 4, 0))
+    address = layer.keys.data_ptr()
+    other, third = copy.copy(layer), copy.deepcopy(layer)
+    layer.update(make_states(1, 1, 1), make_states(1, 1, 1))
+    assert layer.keys.data_ptr() == address
+    other.update(make_states(1, 1, 2), make_states(1, 1, 2))
+    assert len({each.keys.data_ptr() for each in (layer, other, third)}) == 3
+
+
+def test_a_pickle_holds_no_empty_room():
+    layer: Any = TercetCacheLayer()
+    layer.update(make_states(1, 4, 0), make_states(1, 4, 0))
+    assert len(pickle.dumps(layer)) < layer.nbytes
 
 
 def test_a_sliding_layer_says_what_it_cannot_undo():
-    layer = TercetSlidingLayer(WINDOW)
+    layer: Any = TercetSlidingLayer(WINDOW)
     for step in range(1000):
         layer.update(make_states(1, 1, step), make_states(1, 1, step))
     with pytest.raises(ValueError, match="activate_past_recording"):
@@ -144,19 +161,31 @@ def test_a_sliding_layer_says_what_it_cannot_undo():
         torch.zeros(2, HEADS + 1, 1, HEAD_DIM),
         torch.zeros(2, HEADS, 1, HEAD_DIM + 1),
         torch.zeros(2, HEADS, 1, HEAD_DIM, dtype=torch.bfloat16),
+        torch.zeros(2, HEADS, 1, HEAD_DIM, device="meta"),
     ],
-    ids=["batch", "heads", "head_dim", "dtype"],
+    ids=["batch", "heads", "head_dim", "dtype", "device"],
 )
 def test_states_of_another_shape_are_refused(other):
-    layer = TercetCacheLayer()
+    layer: Any = TercetCacheLayer()
     layer.update(make_states(2, 4, 0), make_states(2, 4, 0))
     with pytest.raises(ValueError, match="the cache holds"):
         layer.update(other, other)
     assert layer.get_seq_length() == 4
 
 
+def test_values_that_do_not_match_the_keys_are_refused():
+    layer: Any = TercetCacheLayer()
+    with pytest.raises(ValueError, match="keys are"):
+        layer.update(make_states(2, 4, 0), make_states(1, 4, 0))
+    layer.update(make_states(2, 4, 0), make_states(2, 4, 0))
+    for values in (make_states(1, 1, 0), make_states(2, 2, 0), make_states(2, 1, 0).bfloat16()):
+        with pytest.raises(ValueError, match=r"keys are|the cache holds"):
+            layer.update(make_states(2, 1, 0), values)
+    assert layer.get_seq_length() == 4
+
+
 def test_an_emptied_cache_takes_another_batch():
-    layer = TercetCacheLayer()
+    layer: Any = TercetCacheLayer()
     layer.update(make_states(2, 4, 0), make_states(2, 4, 0))
     layer.reset()
     keys, _ = layer.update(make_states(3, 2, 0), make_states(3, 2, 0))
@@ -164,7 +193,7 @@ def test_an_emptied_cache_takes_another_batch():
 
 
 def test_a_buffer_of_inference_mode_is_not_written_outside_it():
-    layer = TercetCacheLayer()
+    layer: Any = TercetCacheLayer()
     with torch.inference_mode():
         layer.update(make_states(1, 4, 0), make_states(1, 4, 0))
     keys, _ = layer.update(make_states(1, 1, 1), make_states(1, 1, 1))
@@ -210,7 +239,7 @@ def test_exporters_see_keys_and_values_and_no_buffers(modern_model, make_ids):
     assert leaves.keys() == {f"layers.{index}.{name}" for index in range(num_layers) for name in ("keys", "values")}
     layer = TercetCacheLayer.__new__(TercetCacheLayer)
     vars(layer).update(vars(cache.layers[0]))
-    assert torch.equal(layer.update(*[torch.ones_like(layer.keys)] * 2)[0][:, :, :6], cache.layers[0].keys)
+    assert torch.equal(layer.update(*[torch.ones_like(cache.layers[0].keys)] * 2)[0][:, :, :6], cache.layers[0].keys)
 
 
 def test_a_pickled_cache_goes_on(modern_model, make_ids):
