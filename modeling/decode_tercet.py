@@ -3,8 +3,8 @@
 At batch 1 a small model spends most of a token's time on dispatch. Compiled, what lies between two matrix products is
 one kernel, and a product of a single row is a loop over the weight at full bandwidth.
 
-The graph sees whole buffers of the cache and the visible range as numbers, so it is compiled anew when the buffers grow
-(a handful of times at most: they grow by half) and not as the text does.
+To the graph the buffers of the cache, their capacity and the visible range are variables: it is compiled once, and once
+more for padded rows, and not as the text or the buffers grow.
 
 Shapes: B batch, C capacity of a layer's buffers, S keys visible, H query heads, K key/value heads, D head_dim,
 E hidden_size, V vocab_size; one new token per row.
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .attention_tercet import decode_masks
-from .cache_layers_tercet import Slots
+from .cache_layers_tercet import Slots, TercetCacheLayer
 from .cache_tercet import TercetCache
 from .configuration_tercet import TercetConfig
 from .layers_tercet import TercetAttention, TercetMLP, rotate
@@ -73,8 +73,13 @@ class DecodeStep:
         assert config.layer_types is not None
         if input_ids.is_cpu and input_ids.shape[0] > _MAX_ROWS_ON_CPU:
             return None
-        held = cache.layers[0].keys if cache.layers else None
-        if held is None or (held.shape[0], held.dtype) != (input_ids.shape[0], model.lm_head.weight.dtype):
+        first = cache.layers[0] if cache.layers else None
+        # Asked before its keys: a quantized or forked layer would make them anew.
+        if not isinstance(first, TercetCacheLayer) or not first.can_make_room(1):
+            return None
+        held = first.keys
+        assert held is not None
+        if (held.shape[0], held.dtype) != (input_ids.shape[0], model.lm_head.weight.dtype):
             return None
         cache.check_matches(config)
         if position_ids is None:

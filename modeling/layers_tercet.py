@@ -212,7 +212,7 @@ class TercetAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries (B, H, T, D), keys and values (B, K, T, D), normalised and rotated."""
         batch_size, num_tokens, _ = hidden_states.shape
-        if self.fused is not None and not torch.is_grad_enabled() and self.fused.is_current(*self.projections()):
+        if self.fused is not None and self.fused.serves(hidden_states, *self.projections()):
             query, key, value = self.fused(hidden_states)
         else:
             query, key, value = (projection(hidden_states) for projection in self.projections())
@@ -270,7 +270,7 @@ class TercetMLP(nn.Module):
         """(B, T, E) -> (B, T, intermediate_size) -> (B, T, E)."""
         if self.gate_proj is None:
             return self.down_proj(self.act_fn(self.up_proj(hidden_states)))
-        if self.fused is not None and not torch.is_grad_enabled() and self.fused.is_current(*self.projections()):
+        if self.fused is not None and self.fused.serves(hidden_states, *self.projections()):
             gate, up = self.fused(hidden_states)
         else:
             gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)

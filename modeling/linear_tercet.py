@@ -102,6 +102,17 @@ class FusedProjections:
                 return False
         return True
 
+    def serves(self, states: torch.Tensor, *projections: nn.Module) -> bool:
+        """Whether these states are better multiplied at once: no gradient is wanted, and there are few of them.
+
+        For many rows the products are as fast one by one, and their results lie together.
+        """
+        return (
+            not torch.is_grad_enabled()
+            and states.numel() <= _FEW_ROWS * states.shape[-1]
+            and self.is_current(*projections)
+        )
+
     def __call__(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """(..., E) -> one (..., O) for each projection."""
         return linear(states, self.weight, self.bias).split(self.sizes, dim=-1)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.generation import GenerationMixin
+from transformers.generation import GenerationMixin, GenerationMode
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -311,22 +311,34 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
         )
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any, **kwargs: Any
     ) -> None:
         """Give `generate()` a [`TercetCache`] where the caller has chosen no other kind.
 
         `cache_config` is its arguments: `generate(ids, cache_config={"quantization": "int8"})`.
         """
+        given = model_kwargs.get("cache")
+        if given is not None and given.get_seq_length() > 0 and generation_mode == GenerationMode.ASSISTED_GENERATION:
+            # transformers 5.24 then feeds the whole prompt again, behind what is held: other tokens, and no word.
+            raise ValueError(
+                f"assisted and prompt-lookup decoding begin with an empty cache, and the one given holds "
+                f"{given.get_seq_length()} positions: give none, or generate without an assistant."
+            )
         caller_chose = (
-            model_kwargs.get("cache") is not None
+            given is not None
             or generation_config.use_cache is False
             or generation_config.cache_implementation is not None
         )
         if caller_chose:
             # transformers types `self` by a protocol that no model class is checked against.
-            super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # pyright: ignore
+            super()._prepare_cache_for_generation(  # pyright: ignore
+                generation_config, model_kwargs, generation_mode, *args, **kwargs
+            )
             return
-        cache = TercetCache(self.config, **(generation_config.cache_config or {}))
+        arguments = dict(generation_config.cache_config or {})
+        if arguments.keys() - {"quantization"}:
+            raise ValueError(f"cache_config is {arguments}: a TercetCache takes quantization, 'int8' or 'int4', only.")
+        cache = TercetCache(self.config, **arguments)
         if generation_config.is_assistant:
             cache.activate_past_recording()
         model_kwargs["cache"] = cache
