@@ -1,9 +1,7 @@
 """What the commands do, once torch may be imported."""
 
-import itertools
 import os
 import shlex
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +15,8 @@ from tercet.tokenizer import token_ids
 from tercet.training.errors import UserError, as_user_error
 from tercet.training.evaluation import evaluate
 from tercet.training.export import check_loads_without_tercet
-from tercet.training.launch import make_accelerator
-from tercet.training.pipeline import RunOutcome, claimed_folder
+from tercet.training.pipeline import RunOutcome
 from tercet.training.pipeline import train as train_recipe
-from tercet.training.preparation import make_data, make_tokenizer
 from tercet.training.recipe import load_recipe
 from tercet.training.results import RESULTS_NAME, Evaluation, RunResults
 from tercet.training.run_folder import DATA_NAME
@@ -116,35 +112,6 @@ def _one_line(text: str) -> str:
 
 def _is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
-
-
-def run_tokenizer_train(data: list[str], output: Path, vocab_size: int) -> None:
-    """`tercet tokenizer train`."""
-    from tercet.tokenizer import bytes_per_token, train_tokenizer
-
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output} exists and is not an empty folder: choose another output folder")
-    texts = (document.text for path in data for document in read_documents(Source(path=path)))
-    with as_user_error("--vocab-size"):
-        tokenizer = train_tokenizer(texts, vocab_size, show_progress=sys.stderr.isatty())
-    tokenizer.save_pretrained(output)
-    documents = (document for path in data for document in read_documents(Source(path=path)))
-    sample = [document.text for document in itertools.islice(documents, 1000)]
-    typer.echo(f"{output}: {len(tokenizer):,} tokens, {bytes_per_token(tokenizer, sample):.2f} bytes per token")
-
-
-def run_data_prepare(recipe_name: str, overrides: list[str], output: Path | None) -> None:
-    """`tercet data prepare`."""
-    recipe = load_recipe(recipe_name, overrides)
-    folder = (output or Path(recipe.output_dir)).expanduser()
-    with claimed_folder(recipe, folder, make_accelerator(recipe, folder), restart=False):
-        tokenizer = make_tokenizer(recipe, folder, typer.echo)
-        data = make_data(recipe, tokenizer, folder, typer.echo, progress=True)
-    for name, report in data.report.by_source.items():
-        typer.echo(
-            f"  {name}: {report.documents:,} documents kept, {report.tokens:,} tokens, {report.bytes:,} bytes; "
-            f"{report.duplicates_dropped:,} duplicates dropped"
-        )
 
 
 def run_eval(checkpoint: Path, data: str | None, sequence_length: int | None) -> None:

@@ -4,6 +4,8 @@ Every Unicode string comes back as it went in, and the ids are those of the save
 """
 
 from tercet.tokenizer.encoding import bytes_per_token, encode_documents
+from tercet.tokenizer.report import ReportText, SourceFigures, TokenizerReport, make_report
+from tercet.tokenizer.sampling import SampleCounts, TextSampler
 from tercet.tokenizer.special_tokens import (
     END_OF_TEXT,
     MESSAGE_END,
@@ -22,9 +24,15 @@ __all__ = [
     "MIN_VOCAB_SIZE",
     "PADDING",
     "SPECIAL_TOKENS",
+    "ReportText",
+    "SampleCounts",
+    "SourceFigures",
+    "TextSampler",
     "TokenIds",
+    "TokenizerReport",
     "bytes_per_token",
     "encode_documents",
+    "make_report",
     "token_ids",
     "train_tokenizer",
 ]

@@ -9,8 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from tercet.tokenizer.pretokenization import split_document, word_splitter
 from tercet.tokenizer.training import check_text
 
-_PIECE_CHARS = 1 << 16
-_BATCH_CHARS = 1 << 22  # an Encoding takes some 100 bytes a character until its ids are read: bound what is in flight
+PIECE_CHARS = 1 << 16
+MAX_PIECE_CHARS = 1 << 18  # a word of more takes gigabytes: an Encoding's 100 bytes a character, and BPE's own
+_BATCH_CHARS = 1 << 20  # an Encoding takes some 100 bytes a character until its ids are read: bound what is in flight
 
 
 def encode_documents(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
@@ -18,7 +19,8 @@ def encode_documents(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -
 
     A special token's name inside a document ("<|endoftext|>" in a page about tokenizers) is encoded as ordinary text:
     no document can end itself or open a message. Runs on all cores; a long document is encoded in pieces, with the
-    ids of the whole. The backend is switched over for the length of the call: give each thread its own tokenizer.
+    ids of the whole, but for one thing: 262,144 characters in which no word ends are cut there. The backend is switched
+    over for the length of the call: give each thread its own tokenizer.
 
     Args:
         tokenizer: Any tokenizer with a `tokenizers` backend, Tercet's or another.
@@ -29,7 +31,7 @@ def encode_documents(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -
         TypeError: If a text is no string.
     """
     backend = tokenizer.backend_tokenizer
-    piece_chars = _PIECE_CHARS if _splits_like_tercet(backend) else None
+    piece_chars = PIECE_CHARS if splits_like_tercet(backend) else None
     documents: list[list[int]] = [[] for _ in texts]
     with _plain_text(backend):
         for owners, pieces in _batches(texts, piece_chars):
@@ -68,7 +70,7 @@ def _plain_text(backend: Tokenizer) -> Iterator[None]:
             backend.enable_padding(**padding)
 
 
-def _splits_like_tercet(backend: Tokenizer) -> bool:
+def splits_like_tercet(backend: Tokenizer) -> bool:
     """Whether `split_document` is exact; GPT-2's pattern, for one, joins two newlines that a cut would part."""
     return (
         backend.normalizer is None
@@ -85,7 +87,7 @@ def _batches(texts: Sequence[str], piece_chars: int | None) -> Iterator[tuple[li
     num_chars = 0
     for index, text in enumerate(texts):
         check_text(text, index)
-        for piece in [text] if piece_chars is None else split_document(text, piece_chars):
+        for piece in [text] if piece_chars is None else split_document(text, piece_chars, MAX_PIECE_CHARS):
             owners.append(index)
             pieces.append(piece)
             num_chars += len(piece)

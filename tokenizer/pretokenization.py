@@ -18,10 +18,13 @@ LLAMA3_PATTERN = (
     r"|\s+"
 )
 
-# No match of the pattern goes on across "newline, then no whitespace", nor across "no whitespace, then space", and none
-# looks ahead across them: the ids of the pieces are the ids of the whole. Python's \s covers the pattern's \s (compared
-# on every code point), so a doubtful character only means no cut here.
-_SAFE_CUT = re.compile(r"(?<=\n)(?=\S)|(?<=\S)(?= )")
+# No match of the pattern goes on across "newline, then no whitespace", nor across "no whitespace, then space", nor from
+# a letter or number to a mark (no apostrophe among them, which begins a contraction), and none looks ahead across them:
+# the ids of the pieces are the ids of the whole. The marks are for Chinese and others that write no spaces. Python's \s
+# covers the pattern's \s, and what is \w but no underscore is \p{L} or \p{N} (compared on every code point), so a
+# doubtful character only means no cut here.
+_MARKS = ",.;:!?)\u3001\u3002\uff0c\uff1b\uff1a\uff01\uff1f\uff09\u300d\u060c\u061b\u061f\u06d4\u0964\u104b\u17d4\u0f0d"
+_SAFE_CUT = re.compile(rf"(?<=\n)(?=\S)|(?<=\S)(?= )|(?<=[^\W_])(?=[{_MARKS}])")
 
 
 def word_splitter() -> pre_tokenizers.PreTokenizer:
@@ -38,20 +41,25 @@ def bounded_word_splitter(max_word_chars: int) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([_split(LLAMA3_PATTERN), _split(rf"(?m:.{{1,{max_word_chars}}})"), _to_bytes()])
 
 
-def split_document(text: str, piece_chars: int) -> Iterator[str]:
+def split_document(text: str, piece_chars: int, max_piece_chars: int | None = None) -> Iterator[str]:
     """Cut a long text into pieces whose tokens, end to end, are the tokens of the whole.
 
     Args:
         text: Any text.
         piece_chars: Shortest piece but the last, in characters. A piece is longer where no safe place to cut comes up.
+        max_piece_chars: Longest piece. Where none of its characters but the first `piece_chars` is a safe place, the
+            text is cut here all the same, and the tokens on both sides of the cut may be others.
     """
     start = 0
     while len(text) - start > piece_chars:
-        cut = _SAFE_CUT.search(text, start + piece_chars)
-        if cut is None:
+        end = len(text) if max_piece_chars is None else min(start + max_piece_chars, len(text))
+        # The pattern sees one character behind `end`, and must: a cut there is as good as any.
+        cut = _SAFE_CUT.search(text, start + piece_chars, end + 1)
+        if cut is None and end == len(text):
             break
-        yield text[start : cut.start()]
-        start = cut.start()
+        end = end if cut is None else cut.start()
+        yield text[start:end]
+        start = end
     yield text[start:] if start else text
 
 

@@ -1,63 +1,84 @@
-"""Train the tokenizer: byte-level BPE (arXiv:1508.07909, on bytes as in GPT-2), merged inside Llama 3's words."""
+"""Train the tokenizer: byte-level BPE (arXiv:1508.07909, on bytes as in GPT-2), merged inside Llama 3's words.
 
-from collections.abc import Iterable, Iterator
+Memory is bounded twice, however large the corpus. A sample of at most `max_bytes` waits in a temporary file; of that,
+in the order of the hashes, the trainer gets as much as its tables have room for in `max_trainer_bytes`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from tercet.tokenizer.pretokenization import bounded_word_splitter, split_document, word_splitter
+from tercet.tokenizer.pretokenization import bounded_word_splitter, word_splitter
+from tercet.tokenizer.sampling import SampleCounts, TextSampler
 from tercet.tokenizer.special_tokens import END_OF_TEXT, MESSAGE_END, MESSAGE_START, PADDING, SPECIAL_TOKENS
+from tercet.tokenizer.word_sketch import DistinctWords
 
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 """Every byte and every special token; a vocabulary of this size merges nothing."""
 
-_PIECE_CHARS = 1 << 16
+MAX_BYTES = 256_000_000
+"""Default size of the sample, which waits in a temporary file; of most text the trainer's memory admits less."""
+
+MAX_DOCUMENTS = 2_000_000
+"""Default number of documents in the sample; a long one counts once for each piece of about 65,536 characters."""
+
+MAX_TRAINER_BYTES = 600_000_000
+"""Default memory of the trainer's tables: with Python and its libraries, training stays below 1 GB."""
+
 _MAX_WORD_CHARS = 256
+# Measured with tokenizers 0.23 on English, Chinese and 500 other languages: 64 to 103 bytes for each byte of distinct
+# words, and some 40 MB besides. Of a symbol it holds 32 bytes, and each pair holds the numbers of the words it is in.
+_TRAINER_BYTES_PER_WORD_BYTE = 100
+_TRAINER_BYTES_PER_WORD = 32
+_BATCH_BYTES = 1 << 18
 
 
 def train_tokenizer(
     texts: Iterable[str],
     vocab_size: int,
     *,
+    max_bytes: int = MAX_BYTES,
+    max_documents: int = MAX_DOCUMENTS,
+    max_trainer_bytes: int = MAX_TRAINER_BYTES,
     min_frequency: int = 2,
     max_token_bytes: int = 32,
     model_max_length: int | None = None,
     show_progress: bool = False,
+    on_text_used: Callable[[SampleCounts], None] | None = None,
 ) -> PreTrainedTokenizerFast:
     """Learn a vocabulary of exactly `vocab_size` tokens from texts.
 
-    The same texts in the same order give the same `tokenizer.json`, byte for byte. Special tokens hold ids 0 to 3; a
-    special token's name inside a text is counted as the ordinary text that it is.
+    The same texts, in any order, give the same `tokenizer.json`, byte for byte. Special tokens hold ids 0 to 3; a
+    special token's name inside a text is counted as the ordinary text that it is. Texts that go beyond a budget are
+    sampled by hash, evenly over all of them (`TextSampler`).
 
     Args:
         texts: Documents, read once, of any length; empty ones count for nothing.
         vocab_size: Ids in all: 4 special tokens, 256 bytes, and the merges that fit in the rest.
+        max_bytes: UTF-8 bytes of text to sample; up to twice as many lie in a temporary file meanwhile.
+        max_documents: Documents to sample; a long one counts once for each piece of it.
+        max_trainer_bytes: Memory for the trainer's tables, which grow with the bytes of distinct words: a sample that
+            would need more, as judged while it is read, ends there.
         min_frequency: Times a pair must occur in the texts to become a token.
         max_token_bytes: Longest token. Without a bound, languages that write no spaces spend the vocabulary on whole
             sentences; 32 bytes are ten Chinese characters, and longer than nearly every English word.
         model_max_length: Context length in tokens to write into the folder; None leaves it open.
-        show_progress: Draw the trainer's progress bars on stderr.
+        show_progress: Draw progress bars on stderr.
+        on_text_used: Called with how much text there was, and how much of it the trainer got.
 
     Returns:
         Padding on the left, no token added by itself, a chat template. `save_pretrained(folder)` writes what
         `AutoTokenizer.from_pretrained(folder)` reads.
 
     Raises:
-        ValueError: If the vocabulary is below `MIN_VOCAB_SIZE` or more than the texts support, if there is no text, or
-            if a text holds a lone surrogate.
+        ValueError: If the vocabulary is below `MIN_VOCAB_SIZE` or more than the texts support, if there is no text, if
+            a text holds a lone surrogate, or if a budget leaves nothing to learn from.
         TypeError: If `texts` is one string, or holds something that is no string.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise ValueError(
-            f"vocab_size={vocab_size} is too small: 256 bytes and {len(SPECIAL_TOKENS)} special tokens need "
-            f"{MIN_VOCAB_SIZE}; ask for at least that, 4096 or more for a useful tokenizer"
-        )
-    if max_token_bytes < 2:
-        raise ValueError(f"max_token_bytes={max_token_bytes} leaves no room for a merge; give at least 2")
-    if isinstance(texts, str):
-        raise TypeError("texts is one string, whose items are characters; pass a list of documents: [text]")
-
+    _check_settings(texts, vocab_size, max_token_bytes)
     backend = Tokenizer(models.BPE(ignore_merges=True))  # as in Llama 3: a word in the vocabulary is one token at once
     backend.pre_tokenizer = bounded_word_splitter(_MAX_WORD_CHARS)
     trainer = trainers.BpeTrainer(
@@ -68,21 +89,43 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=show_progress,
     )
-    backend.train_from_iterator(_checked_pieces(texts), trainer)
-    reached = backend.get_vocab_size()
+    with TextSampler(max_bytes, max_documents) as sampler:
+        counts = _sample(texts, sampler, show_progress)
+        feed = _Feed(sampler.pieces(), counts.kept_bytes, max_trainer_bytes)
+        backend.train_from_iterator(feed, trainer)
+    used = SampleCounts(counts.seen_pieces, counts.seen_bytes, feed.num_pieces, feed.num_bytes)
+    _check_reached(backend.get_vocab_size(), vocab_size, min_frequency, used)
+    if on_text_used is not None:
+        on_text_used(used)
+    return _as_pretrained(backend, model_max_length)
+
+
+def _check_settings(texts: Iterable[str], vocab_size: int, max_token_bytes: int) -> None:
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise ValueError(
+            f"vocab_size={vocab_size} is too small: 256 bytes and {len(SPECIAL_TOKENS)} special tokens need "
+            f"{MIN_VOCAB_SIZE}; ask for at least that, 4096 or more for a useful tokenizer"
+        )
+    if max_token_bytes < 2:
+        raise ValueError(f"max_token_bytes={max_token_bytes} leaves no room for a merge; give at least 2")
+    if isinstance(texts, str):
+        raise TypeError("texts is one string, whose items are characters; pass a list of documents: [text]")
+
+
+def _check_reached(reached: int, vocab_size: int, min_frequency: int, used: SampleCounts) -> None:
     if reached < vocab_size:
         raise ValueError(
             f"vocab_size={vocab_size} is larger than the corpus supports: after {reached} tokens no pair "
-            f"is left that occurs {min_frequency} times; give more text, or vocab_size={reached}"
+            f"is left that occurs {min_frequency} times; give more text{'' if used.is_whole else ' or a larger budget'}"
+            f", or vocab_size={reached}"
         )
+
+
+def _as_pretrained(backend: Tokenizer, model_max_length: int | None) -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = word_splitter()
     backend.decoder = decoders.ByteLevel()
     # Adds no token. Were there none, transformers would put in its own, and the file would change when saved again.
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
-    return _as_pretrained(backend, model_max_length)
-
-
-def _as_pretrained(backend: Tokenizer, model_max_length: int | None) -> PreTrainedTokenizerFast:
     limits = {} if model_max_length is None else {"model_max_length": model_max_length}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -97,17 +140,56 @@ def _as_pretrained(backend: Tokenizer, model_max_length: int | None) -> PreTrain
     )
 
 
-def _checked_pieces(texts: Iterable[str]) -> Iterator[str]:
-    """Pieces for the trainer, which holds a piece and its alignment to the source, some 100 bytes a character."""
-    has_text = False
-    for index, text in enumerate(texts):
-        check_text(text, index)
-        has_text = has_text or bool(text)
-        yield from split_document(text, _PIECE_CHARS)
-    if not has_text:
+def _sample(texts: Iterable[str], sampler: TextSampler, show_progress: bool) -> SampleCounts:
+    with tqdm(unit=" characters", unit_scale=True, desc="Reading text", disable=not show_progress) as bar:
+        for index, text in enumerate(texts):
+            check_text(text, index)
+            sampler.add(text)
+            bar.update(len(text))
+    counts = sampler.counts()
+    if not counts.seen_bytes:
         raise ValueError(
             "the corpus is empty: no text has a single character; check the path and the name of its field"
         )
+    return counts
+
+
+class _Feed:
+    """Hands the trainer pieces until its tables would outgrow their memory. To be iterated over once."""
+
+    def __init__(self, pieces: Iterator[str], num_bytes: int, max_trainer_bytes: int) -> None:
+        self._pieces = pieces
+        self._max_trainer_bytes = max_trainer_bytes
+        # Were every byte of it new, there would be room: the common small corpus is not looked at word by word.
+        self._is_small = num_bytes * _TRAINER_BYTES_PER_WORD_BYTE + num_bytes // 8 * _TRAINER_BYTES_PER_WORD <= (
+            max_trainer_bytes
+        )
+        self.num_pieces = 0
+        self.num_bytes = 0
+
+    def __iter__(self) -> Iterator[str]:
+        words = DistinctWords()
+        for pieces, content in self._batches():
+            if not self._is_small:
+                words.add(content)
+                needed = words.num_bytes * _TRAINER_BYTES_PER_WORD_BYTE + words.num_words * _TRAINER_BYTES_PER_WORD
+                if needed > self._max_trainer_bytes and self.num_pieces:
+                    return
+            self.num_pieces += len(pieces)
+            self.num_bytes += len(content) - len(pieces)
+            yield from pieces
+
+    def _batches(self) -> Iterator[tuple[list[str], bytes]]:
+        """Pieces, and their UTF-8, a line end behind each: of a fixed size, so that where they end is no accident."""
+        pieces, content = [], bytearray()
+        for piece in self._pieces:
+            pieces.append(piece)
+            content += piece.encode("utf-8") + b"\n"
+            if len(content) >= _BATCH_BYTES:
+                yield pieces, bytes(content)
+                pieces, content = [], bytearray()
+        if pieces:
+            yield pieces, bytes(content)
 
 
 def check_text(text: str, index: int) -> None:

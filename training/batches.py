@@ -4,26 +4,40 @@ Shapes: B per_device_batch_size, T sequence_length.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
 
 from tercet.training.documents import DataError
 from tercet.training.order import sample_rows
-from tercet.training.packing import IGNORE_INDEX, PackedDataset, Packing, best_fit_rows, build_packing
+from tercet.training.packing import (
+    IGNORE_INDEX,
+    PackedDataset,
+    Packing,
+    StoredDocuments,
+    best_fit_rows,
+    build_packing,
+    document_bounds,
+)
 from tercet.training.token_set import TokenSet
 
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Any]
+"""Keyword arguments of the model: tensors (B, T), and where asked for the bounds of documents."""
+
+Order = Callable[[np.ndarray], np.ndarray]
+"""Rows of samples counted through all epochs, both int64 of one shape: a pure function."""
 
 
 class PackedBatches:
     """What each process trains on at each step; nothing is remembered between steps.
 
     Step s consumes the global samples s * global_batch_size, ..., (s + 1) * global_batch_size - 1, and sample n is row
-    permuted(n % num_rows) of epoch n // num_rows. Processes and micro-batches only divide a step's samples among
-    themselves: their union is the same whatever their number, so a run goes on from a step with any other division.
+    permuted(n % num_rows) of epoch n // num_rows, or what another `order` says. Processes and micro-batches only divide
+    a step's samples among themselves: their union is the same whatever their number, so a run goes on from a step with
+    any other division.
     """
 
     def __init__(
@@ -35,8 +49,15 @@ class PackedBatches:
         per_device_batch_size: int,
         rank: int,
         world_size: int,
+        order: Order | None = None,
+        with_document_bounds: bool = False,
     ) -> None:
         """
+        Args:
+            seed: Of the default order, in which every row comes once in an epoch.
+            order: Another one, such as `WeightedOrder`.
+            with_document_bounds: Batches also hold what varlen attention takes; see `document_bounds`.
+
         Raises:
             ValueError: If global_batch_size is no multiple of per_device_batch_size * world_size, or a field is out of
                 range.
@@ -61,6 +82,8 @@ class PackedBatches:
         self.per_device_batch_size = per_device_batch_size
         self.rank = rank
         self.world_size = world_size
+        self.order = order
+        self.with_document_bounds = with_document_bounds
 
     @property
     def accumulation_steps(self) -> int:
@@ -74,11 +97,15 @@ class PackedBatches:
         divided = np.arange(step * self.global_batch_size, (step + 1) * self.global_batch_size).reshape(
             self.accumulation_steps, self.world_size, self.per_device_batch_size
         )
-        return sample_rows(self.seed, divided[:, self.rank], len(self.dataset))
+        samples = divided[:, self.rank]
+        return self.order(samples) if self.order else sample_rows(self.seed, samples, len(self.dataset))
 
     def micro_batches(self, step: int) -> list[Batch]:
         """This process's batches of a step, each tensor (B, T); see `PackedDataset.row` for what they hold."""
-        return [self.dataset.rows(rows) for rows in self.rows(step)]
+        batches: list[Batch] = [self.dataset.rows(rows) for rows in self.rows(step)]
+        if self.with_document_bounds:
+            batches = [{**batch, **document_bounds(batch["position_ids"])} for batch in batches]
+        return batches
 
     def steps(self, start: int, stop: int, *, ahead: int = 2) -> Iterator[list[Batch]]:
         """`micro_batches` of steps start <= s < stop, in this order, made by a thread `ahead` steps in front."""
@@ -134,9 +161,10 @@ def evaluation_windows(
 ) -> EvaluationWindows:
     """Windows of sequence_length over each document, `stride` apart; short documents stand several to a row.
 
-    A token is scored in the first window that reaches it, so that all but a document's first sequence_length tokens
-    see at least sequence_length - stride tokens before them. The last window ends with the document, so it has the
-    most context.
+    All tokens are scored, also those of a conversation that training takes as context only: the set's num_bytes, by
+    which bits per byte divide, are those of the whole text. Each is scored in the first window that reaches it, so that
+    all but a document's first sequence_length tokens see at least sequence_length - stride tokens before them. The last
+    window ends with the document, so it has the most context.
 
     Args:
         sequence_length: T.
@@ -153,8 +181,18 @@ def evaluation_windows(
     if not token_set.num_tokens:
         raise DataError("The validation split holds no token. Prepare the data with a larger validation_fraction.")
     packing, num_context = _windows(token_set.document_lengths, sequence_length, stride)
-    dataset = PackedDataset(token_set, packing, eos_token_id=eos_token_id, pad_token_id=pad_token_id)
+    dataset = PackedDataset(_EveryToken(token_set), packing, eos_token_id=eos_token_id, pad_token_id=pad_token_id)
     return EvaluationWindows(dataset, num_context, batch_size)
+
+
+class _EveryToken:
+    """A token set in which every token is a label."""
+
+    def __init__(self, token_set: StoredDocuments) -> None:
+        self.tokens = token_set.tokens
+
+    def label_mask(self, document: int, start: int, stop: int) -> None:
+        return None
 
 
 def _windows(lengths: np.ndarray, sequence_length: int, stride: int) -> tuple[Packing, np.ndarray]:

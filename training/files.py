@@ -1,7 +1,6 @@
 """Local files to text, exactly: no change of line ends, compression by suffix, one clear line for what is not text."""
 
 import gzip
-import io
 import lzma
 import zlib
 from collections.abc import Iterator
@@ -10,43 +9,76 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from tercet.training.documents import DataError
+from tercet.training.skips import RowError
 
 COMPRESSIONS = (".gz", ".xz", ".zst")
+
+_CHUNK_BYTES = 1 << 18
 
 
 def read_text(path: Path) -> str:
     """The whole file as UTF-8 text; encoding it again gives the file's bytes.
 
     Raises:
-        DataError: If the file cannot be opened or decompressed, holds NUL bytes, or is not UTF-8.
+        RowError: If the file cannot be decompressed, holds NUL bytes, or is not UTF-8.
+        DataError: If it cannot be opened.
     """
-    with _open_bytes(path) as stream:
-        content = stream.read()
+    content = read_bytes(path)
     if (offset := content.find(b"\0")) >= 0:
-        raise DataError(
-            f"{path} holds a NUL byte (at byte {offset}): it is a binary file, or text that is not UTF-8. Give a text "
-            f"file, or convert it, for instance with iconv -f UTF-16 -t UTF-8."
+        raise RowError(
+            "nul",
+            f"holds a NUL byte (at byte {offset}): it is a binary file, or text that is not UTF-8",
+            "Give a text file, or convert it, for instance with iconv -f UTF-16 -t UTF-8.",
+            str(path),
         )
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 (byte {content[error.start]:#04x} at byte {error.start}). Convert it, for instance "
-            f"with iconv -f LATIN1 -t UTF-8."
+        raise RowError(
+            "not_utf8",
+            f"is not UTF-8 (byte {content[error.start]:#04x} at byte {error.start})",
+            "Convert it, for instance with iconv -f LATIN1 -t UTF-8.",
+            str(path),
         ) from error
 
 
-def open_lines(path: Path) -> Iterator[bytes]:
-    """The file's lines, ended by b"\\n" alone, without a byte-order mark; memory holds one line at a time.
+def read_bytes(path: Path) -> bytes:
+    """The whole file, decompressed.
 
     Raises:
-        DataError: If the file cannot be opened or decompressed, or a line holds a NUL byte.
+        RowError: If it cannot be decompressed to its end.
+        DataError: If it cannot be opened.
     """
     with _open_bytes(path) as stream:
-        for number, line in enumerate(stream, start=1):
-            if b"\0" in line:
-                raise DataError(f"{path}, line {number} holds a NUL byte: it is no text. Give a text file in UTF-8.")
-            yield line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        return stream.read()
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    r"""The file's lines without the b"\n" that ends them, nor a byte-order mark; memory holds a chunk and a line.
+
+    Of a file that is cut short the whole lines before the break come first, and then the error.
+
+    Raises:
+        RowError: If the file cannot be decompressed to its end.
+        DataError: If it cannot be opened.
+    """
+    with _open_bytes(path) as stream:
+        begun: list[bytes] = []  # parts of a line longer than a chunk: joined once, as adding them up is quadratic
+        at_start = True
+        # read1 hands out what was decompressed before it runs into a break; read would lose it.
+        while chunk := stream.read1(_CHUNK_BYTES):  # pyright: ignore[reportAttributeAccessIssue]
+            lines = chunk.split(b"\n")
+            begun.append(lines[0])
+            if len(lines) == 1:
+                continue
+            first = b"".join(begun)
+            yield first.removeprefix(b"\xef\xbb\xbf") if at_start else first
+            at_start = False
+            yield from lines[1:-1]
+            begun = [lines[-1]]
+        last = b"".join(begun)
+        if last := last.removeprefix(b"\xef\xbb\xbf") if at_start else last:
+            yield last
 
 
 @contextmanager
@@ -56,11 +88,17 @@ def _open_bytes(path: Path) -> Iterator[BinaryIO]:
         with _opened(path, suffix) as stream:
             yield stream
     except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise DataError(f"{path} is a broken {suffix} file: {error}. Copy or compress it again.") from error
+        raise _broken(path, suffix, error) from error
     except OSError as error:
         if suffix == ".zst" and error.errno is None:  # pyarrow's word for a broken stream
-            raise DataError(f"{path} is a broken .zst file: {error}. Copy or compress it again.") from error
+            raise _broken(path, suffix, error) from error
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _broken(path: Path, suffix: str, error: Exception) -> RowError:
+    reason = str(error).rstrip(".")
+    problem = f"cannot be read, as the {suffix} file is broken or cut short: {reason}"
+    return RowError("broken_file", problem, "Copy or compress it again.", str(path))
 
 
 def _opened(path: Path, suffix: str) -> BinaryIO:
@@ -71,5 +109,5 @@ def _opened(path: Path, suffix: str) -> BinaryIO:
     if suffix == ".zst":
         import pyarrow  # comes with datasets; Python itself reads zstd only from 3.14 on
 
-        return cast(BinaryIO, io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd")))
+        return cast(BinaryIO, pyarrow.input_stream(str(path), compression="zstd"))
     return path.open("rb")

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tercet.tokenizer import token_ids
 from tercet.training.accounting import flops_per_token
+from tercet.training.arrangement import arrange
 from tercet.training.atomic import write_atomically
 from tercet.training.batches import PackedBatches
 from tercet.training.checkpoints import RunState, list_checkpoints, load_checkpoint, save_checkpoint
@@ -28,7 +29,7 @@ from tercet.training.curve import METRICS_NAME
 from tercet.training.errors import UserError
 from tercet.training.evaluation import evaluate
 from tercet.training.optimizers import make_optimizers
-from tercet.training.packing import PackedDataset, pack
+from tercet.training.packing import PackedDataset
 from tercet.training.recipe import Recipe
 from tercet.training.results import Evaluation
 from tercet.training.schedules import learning_rate_factor
@@ -101,7 +102,14 @@ class TrainingLoop:
             weight_decay=optimizer.weight_decay,
             betas=optimizer.betas,
         )
-        self.packing = pack(data.train.document_lengths, training.sequence_length)
+        arrangement = arrange(
+            data.train,
+            training.sequence_length,
+            packing=training.packing,
+            seed=recipe.seed,
+            weights=recipe.data.weights(),
+        )
+        self.packing = arrangement.packing
         self.batches = PackedBatches(
             PackedDataset(data.train, self.packing, **self.special),
             seed=recipe.seed,
@@ -109,6 +117,8 @@ class TrainingLoop:
             per_device_batch_size=training.per_device_batch_size,
             rank=accelerator.process_index,
             world_size=accelerator.num_processes,
+            order=arrangement.order,
+            with_document_bounds="flash" in (model.config._attn_implementation or ""),
         )
         self.metrics = MetricsFile(output_dir / METRICS_NAME) if accelerator.is_main_process else None
         self.flops_per_token = flops_per_token(model.config, training.sequence_length, training=True)

@@ -3,21 +3,21 @@
 A document of n stored tokens d[0..n-1], the last one end-of-text, is a segment of n positions: inputs
 [end-of-text, d[0], ..., d[n-2]], labels d[0..n-1]. The end-of-text token thus also starts every text, and each stored
 token is a label once. A document longer than a row is cut into pieces: piece [a, b) has inputs and labels [a, b) of the
-segment, so that a cut costs context but no label.
+segment, so that a cut costs context but no label. In a chat document only the assistant's tokens are labels.
 
-Shapes: T sequence_length, R rows, P pieces.
+Shapes: T sequence_length, R rows, P pieces, B rows of a batch.
 """
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from tercet.training.documents import DataError
-from tercet.training.token_set import TokenSet
 
 IGNORE_INDEX = -100
 MAX_PADDING_FRACTION = 0.01
@@ -71,6 +71,38 @@ def pack(document_lengths: np.ndarray, sequence_length: int) -> Packing:
         DataError: If all documents together do not fill one row.
         ValueError: If sequence_length < 1.
     """
+    lengths = _checked(document_lengths, sequence_length)
+    num_tokens = int(lengths.sum())
+    pieces = _cut(lengths, sequence_length)
+    rows = best_fit_rows(pieces[2], sequence_length)
+    target = max(-(-num_tokens // sequence_length), int(num_tokens / (sequence_length * (1.0 - MAX_PADDING_FRACTION))))
+    return build_packing(*_dissolve(pieces, rows, sequence_length, target), sequence_length)
+
+
+def concatenate(document_lengths: np.ndarray, sequence_length: int) -> Packing:
+    """Documents one behind the other in the order of the set, cut into rows every T tokens: the alternative to `pack`.
+
+    No padding but in the last row; every row border cuts a document, whose rest then lacks the context before it.
+    Attention, positions and labels are those of any packing: documents of a row do not see each other.
+
+    Args:
+        document_lengths: Stored tokens of each document, (documents,).
+        sequence_length: T.
+
+    Raises:
+        DataError: If all documents together do not fill one row.
+        ValueError: If sequence_length < 1.
+    """
+    lengths = _checked(document_lengths, sequence_length)
+    document_ends = np.cumsum(lengths)
+    ends = np.union1d(document_ends, np.arange(sequence_length, document_ends[-1], sequence_length))
+    starts = np.concatenate([[0], ends[:-1]])
+    document = np.searchsorted(document_ends, starts, side="right")
+    start = starts - (document_ends - lengths)[document]
+    return build_packing(np.stack([document, start, ends - starts]), starts // sequence_length, sequence_length)
+
+
+def _checked(document_lengths: np.ndarray, sequence_length: int) -> np.ndarray:
     if sequence_length < 1:
         raise ValueError(f"sequence_length must be at least 1, not {sequence_length}.")
     lengths = np.asarray(document_lengths, dtype=np.int64)
@@ -79,10 +111,7 @@ def pack(document_lengths: np.ndarray, sequence_length: int) -> Packing:
             f"The training text has {num_tokens} tokens, fewer than one row of {sequence_length}. Give more text or a "
             f"smaller sequence_length."
         )
-    pieces = _cut(lengths, sequence_length)
-    rows = best_fit_rows(pieces[2], sequence_length)
-    target = max(-(-num_tokens // sequence_length), int(num_tokens / (sequence_length * (1.0 - MAX_PADDING_FRACTION))))
-    return build_packing(*_dissolve(pieces, rows, sequence_length, target), sequence_length)
+    return lengths
 
 
 def build_packing(pieces: np.ndarray, rows: np.ndarray, sequence_length: int) -> Packing:
@@ -198,10 +227,41 @@ def _dissolve(pieces: np.ndarray, rows: np.ndarray, sequence_length: int, target
     )
 
 
+def document_bounds(position_ids: torch.Tensor) -> dict[str, Any]:
+    """Where documents begin and end in a batch of packed rows, as varlen attention wants it.
+
+    These are the keyword arguments that transformers hands to flash attention (`FlashAttentionKwargs`); bounds count
+    through the rows of the batch laid end to end. What a piece is to `position_ids`, padding included, is one here.
+
+    Args:
+        position_ids: Of a batch, (B, T), 0 at the first token of each piece.
+
+    Returns:
+        cu_seq_lens_q, cu_seq_lens_k: int32 (pieces + 1,), from 0 to B * T.
+        max_length_q, max_length_k: Tokens of the longest piece, an int.
+    """
+    starts = torch.nonzero(position_ids.reshape(-1) == 0).flatten()
+    bounds = torch.cat([starts, starts.new_tensor([position_ids.numel()])]).to(torch.int32)
+    longest = int(bounds.diff().max())
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+
+
+class StoredDocuments(Protocol):
+    """What rows are read from; `TokenSet` is one."""
+
+    def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
+        """Stored tokens start <= t < stop of a document."""
+        ...
+
+    def label_mask(self, document: int, start: int, stop: int) -> np.ndarray | None:
+        """Which of these tokens are labels, bool (stop - start,); None: all of them."""
+        ...
+
+
 class PackedDataset(Dataset[dict[str, torch.Tensor]]):
     """Rows of a packing as tensors: a map-style dataset of num_rows rows."""
 
-    def __init__(self, token_set: TokenSet, packing: Packing, *, eos_token_id: int, pad_token_id: int) -> None:
+    def __init__(self, token_set: StoredDocuments, packing: Packing, *, eos_token_id: int, pad_token_id: int) -> None:
         self.token_set = token_set
         self.packing = packing
         self.eos_token_id = eos_token_id
@@ -219,13 +279,13 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
         Returns:
             input_ids: What the model reads.
             shift_labels: The token that follows each input, already aligned with it; end-of-text is a label like any
-                other, -100 stands on padding.
+                other, -100 stands on padding and on what a chat document gives as context only.
             position_ids: Counted from 0 within each piece. Padding counts anew as well: it is a segment of its own,
                 which no token sees.
         """
         return {name: tensor[0] for name, tensor in self.rows([i]).items()}
 
-    def rows(self, indexes: "list[int] | np.ndarray") -> dict[str, torch.Tensor]:
+    def rows(self, indexes: Sequence[int] | np.ndarray) -> dict[str, torch.Tensor]:
         """Several rows stacked, each tensor (B, T): what `row` gives one of."""
         T = self.packing.sequence_length
         input_ids = np.full((len(indexes), T), self.pad_token_id, dtype=np.int64)
@@ -239,6 +299,9 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
                 # The input of a position is the label of the one before: one read serves both.
                 tokens = self.token_set.tokens(document, max(start - 1, 0), start + length)
                 shift_labels[b, at:to] = tokens[-length:]
+                mask = self.token_set.label_mask(document, start, start + length)
+                if mask is not None:
+                    shift_labels[b, at:to][~mask] = IGNORE_INDEX
                 input_ids[b, to - len(tokens) + 1 : to] = tokens[:-1]
                 if start == 0:
                     input_ids[b, at] = self.eos_token_id

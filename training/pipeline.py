@@ -21,6 +21,7 @@ from tercet.training.export import replace_model_folder, write_model_folder
 from tercet.training.hardware import measure_matmul_flops
 from tercet.training.launch import make_accelerator, start_trackers
 from tercet.training.loop import LoopOutcome, TrainingLoop
+from tercet.training.mixture import mixture_lines, tokens_by_source
 from tercet.training.preparation import Say, load_tokenizer, make_data, make_tokenizer
 from tercet.training.recipe import Recipe, recipe_to_yaml
 from tercet.training.record import make_results
@@ -89,6 +90,7 @@ def _run(recipe: Recipe, folder: Path, accelerator: Accelerator, say: Say) -> Ru
     model = make_model(recipe, tokenizer)
     # The same weights in every process, but other dropout; process 0 draws as a run of one process does.
     set_seed(recipe.seed, device_specific=True)
+    _tell_mixture(recipe, data, say)
     say(f"Model      {num_parameters(model):,} parameters, {model.config.num_hidden_layers} layers")
 
     def write_model(path: Path) -> None:
@@ -110,6 +112,15 @@ def _run(recipe: Recipe, folder: Path, accelerator: Accelerator, say: Say) -> Ru
         measured = finish(recipe, folder, model, tokenizer, data, accelerator, outcome, say)
     accelerator.end_training()
     return RunOutcome(folder, measured, outcome)
+
+
+def _tell_mixture(recipe: Recipe, data: PreparedData, say: Say) -> None:
+    """How often each source will be read, where there are several."""
+    tokens, training = tokens_by_source(data.train), recipe.training
+    if len(tokens) > 1:
+        total = training.num_steps * training.global_batch_size * training.sequence_length
+        for line in mixture_lines(tokens, recipe.data.weights(), total):
+            say(f"           {line}")
 
 
 @contextmanager

@@ -8,12 +8,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tercet.tokenizer import train_tokenizer
 from tercet.training.documents import DataError, Document
+from tercet.training.duplicates import DuplicateFilter, normalized_digest
 from tercet.training.errors import UserError, as_user_error
 from tercet.training.recipe import Recipe
 from tercet.training.run_folder import DATA_NAME, place_files, temporary_folder
 from tercet.training.shards import prepare
+from tercet.training.skips import SkipReport
 from tercet.training.sources import read_documents
-from tercet.training.split import DuplicateFilter, document_digest, is_validation, split_tail
+from tercet.training.split import document_digest, is_validation, split_tail
 from tercet.training.token_set import PreparedData
 
 Say = Callable[[str], None]
@@ -57,10 +59,17 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def all_documents(recipe: Recipe) -> Iterator[Document]:
-    """Every document of every source, in the recipe's order."""
+def all_documents(
+    recipe: Recipe, *, skips: SkipReport | None = None, tokenizer: PreTrainedTokenizerFast | None = None
+) -> Iterator[Document]:
+    """Every document of every source, in the recipe's order.
+
+    Args:
+        skips: Counts the rows that give no document.
+        tokenizer: Its chat template writes conversations; None takes the one of every tokenizer that Tercet trains.
+    """
     for source in recipe.data.all_sources():
-        yield from read_documents(source)
+        yield from read_documents(source, skips=skips, tokenizer=tokenizer)
 
 
 def training_texts(recipe: Recipe) -> Iterator[str]:
@@ -70,20 +79,23 @@ def training_texts(recipe: Recipe) -> Iterator[str]:
         DataError: Every document is held out.
     """
     settings = recipe.data
-    seen = DuplicateFilter()
+    seen, digest_of = DuplicateFilter(), document_digest
+    if settings.drop_duplicates == "normalized":
+        digest_of = normalized_digest
     num_documents = num_texts = 0
     for document in all_documents(recipe):
         num_documents += 1
-        if settings.drop_duplicates and seen.is_duplicate(document_digest(document.text)):
+        if settings.drop_duplicates and seen.is_duplicate(digest_of(document.text)):
             continue
         if settings.split_by == "tail":
-            text = split_tail(document.text, settings.validation_fraction)[0]
+            texts = [split_tail(document.text, settings.validation_fraction)[0]]
         elif is_validation(document.text, settings.validation_fraction):
             continue
         else:
-            text = document.text
-        num_texts += bool(text)
-        yield text
+            # Without the special tokens of a chat template, which are no text to learn merges from.
+            texts = list(document.plain_texts())
+        num_texts += any(texts)
+        yield from texts
     if num_documents and not num_texts:
         raise DataError(
             f"all {num_documents} document(s) are held out for validation: with few long documents use "
@@ -92,23 +104,41 @@ def training_texts(recipe: Recipe) -> Iterator[str]:
 
 
 def make_data(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, folder: Path, say: Say, *, progress: bool
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    say: Say,
+    *,
+    progress: bool,
+    workers: int | None = None,
+    part: tuple[int, int] | None = None,
 ) -> PreparedData:
-    """Tokenize into `folder/data`, or take up what is there."""
+    """Tokenize into `folder/data`, or take up what is there.
+
+    Args:
+        workers: Processes that tokenize; None is the number of cores.
+        part: (i, n) prepares part i of n, from 0, for `merge` to join.
+    """
+    skips = SkipReport()
     data = prepare(
-        all_documents(recipe),
+        all_documents(recipe, skips=skips, tokenizer=tokenizer),
         tokenizer,
         folder / DATA_NAME,
         validation_fraction=recipe.data.validation_fraction,
         split_by=recipe.data.split_by,
         drop_duplicates=recipe.data.drop_duplicates,
         progress=progress,
+        workers=workers,
+        part=part,
+        skips=skips,
     )
     train, validation = data.train, data.validation
     say(
         f"Data       {train.num_documents:,} documents, {train.num_bytes / 1e6:.2f} MB, {train.num_tokens:,} tokens "
         f"to train on; {validation.num_documents:,} documents, {validation.num_tokens:,} tokens held out"
     )
+    for line in data.skips.lines():
+        say(f"           {line}")
     return data
 
 

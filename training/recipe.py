@@ -38,7 +38,14 @@ class DataSection(Section):
         "document", description="hold out whole documents by hash, or the last part of every document"
     )
     validation_fraction: float = Field(0.05, gt=0, lt=1)
-    drop_duplicates: bool = Field(True, description="keep one of exactly equal documents")
+    drop_duplicates: Literal[True, False, "normalized"] = Field(
+        True, description="keep one of equal documents; normalized: also of those equal but for white space"
+    )
+    min_chars: int | None = Field(None, ge=0, description="leave out shorter documents; a source may have its own")
+    max_chars: int | None = Field(None, ge=1, description="leave out longer documents; a source may have its own")
+    on_bad_row: Literal["error", "skip"] = Field(
+        "error", description="a row that cannot be used ends the reading, or is left out, counted and reported"
+    )
 
     @model_validator(mode="after")
     def _one_way_to_name_the_data(self) -> Self:
@@ -46,9 +53,46 @@ class DataSection(Section):
             raise ValueError("give either data.path or data.sources")
         return self
 
+    @model_validator(mode="after")
+    def _weights_on_all_or_none(self) -> Self:
+        without = [source.label for source in self.sources if source.weight is None]
+        if without and len(without) < len(self.sources):
+            raise ValueError(
+                f"data.sources has weights, but none for {', '.join(without)}; give all of them one, or none"
+            )
+        labels = [source.label for source in self.sources]
+        if not without and (twice := next((label for label in labels if labels.count(label) > 1), None)):
+            raise ValueError(f"data.sources names {twice} twice, with a weight each; give it one weight")
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Self:
+        for source in self.all_sources():
+            least, most = source.min_chars, source.max_chars
+            if least is not None and most is not None and least > most:
+                raise ValueError(f"data.min_chars ({least}) is more than max_chars ({most}) for {source.label}")
+        return self
+
+    @model_validator(mode="after")
+    def _conversations_stay_whole(self) -> Self:
+        if self.split_by == "tail" and any(source.messages_column for source in self.sources):
+            raise ValueError("data.split_by: tail cuts conversations (messages_column) in two; use split_by: document")
+        return self
+
     def all_sources(self) -> tuple[Source, ...]:
-        """The sources, however they were written."""
-        return (Source(path=self.path),) if self.path is not None else self.sources
+        """The sources, however they were written, each with the settings that this section gives to all."""
+        sources = (Source(path=self.path),) if self.path is not None else self.sources
+        shared = {"min_chars": self.min_chars, "max_chars": self.max_chars, "on_bad_row": self.on_bad_row}
+        return tuple(
+            source.model_copy(update={name: value for name, value in shared.items() if getattr(source, name) is None})
+            for source in sources
+        )
+
+    def weights(self) -> dict[str, float] | None:
+        """Each source's part of the tokens under its label, adding up to 1; None where every document counts alike."""
+        weights = {source.label: source.weight for source in self.sources if source.weight is not None}
+        total = sum(weights.values())
+        return {label: weight / total for label, weight in weights.items()} or None
 
 
 class TokenizerSection(Section):
@@ -82,6 +126,9 @@ class TrainingSection(Section):
     sequence_length: int = Field(256, ge=2, description="tokens in a row, T")
     global_batch_size: int = Field(32, ge=1, description="rows in a global batch, over all devices")
     per_device_batch_size: int = Field(16, ge=1, description="rows in one forward pass; the rest is accumulated")
+    packing: Literal["best_fit", "concatenate"] = Field(
+        "best_fit", description="whole documents where they fit, or one document behind the other cut every T tokens"
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     gradient_checkpointing: bool = False

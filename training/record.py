@@ -35,7 +35,7 @@ def make_results(
         samples: Text that the finished model wrote.
     """
     card, optimizer, state = recipe.card, recipe.optimizer, outcome.state
-    sources = {source.path: source for source in recipe.data.all_sources()}
+    sources = {source.label: source for source in recipe.data.all_sources()}
     rates = f"AdamW {optimizer.learning_rate:g}"
     if optimizer.name == "muon":
         rates = f"Muon {optimizer.matrix_learning_rate:g} (matrices), {rates} (embeddings, norms)"
@@ -77,7 +77,7 @@ def make_results(
 
 def _source(source: Source, report: SourceReport) -> results.Source:
     return results.Source(
-        name=source.path,
+        name=source.label,
         documents=report.documents,
         bytes=report.bytes,
         license=source.license_name(),

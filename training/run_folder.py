@@ -4,6 +4,7 @@
 folder that Tercet did not write are never removed.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 import tercet
 from tercet.training.atomic import write_atomically
@@ -104,6 +106,10 @@ def _take_up(recipe: Recipe, output_dir: Path) -> None:
         earlier = yaml.safe_load((output_dir / RECIPE_NAME).read_text("utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         earlier = None
+    if isinstance(earlier, dict):
+        # Keys that the version which wrote it did not know have their defaults, as they had in effect.
+        with contextlib.suppress(ValidationError):
+            earlier = Recipe.model_validate(earlier).model_dump(mode="json")
     now = recipe.model_dump(mode="json")
     different = _differences(earlier, now)
     if not list_checkpoints(output_dir) and not is_finished(output_dir):

@@ -4,26 +4,40 @@ Documents are always read from the first, which is cheap, and hashed. A shard th
 same settings from documents of the same hash, is kept; the first that is not, and all behind it, are made anew. So a
 changed tokenizer, split or text makes a new set, a grown corpus costs only what was added, and a finished set costs
 one reading.
+
+One process reads, hashes and writes, in order; others tokenize meanwhile. The files are the same for any number of
+them.
 """
 
 import hashlib
-import io
+import itertools
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import asdict
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from tokenizers import Tokenizer
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from tercet.tokenizer import encode_documents
-from tercet.training.atomic import TEMPORARY_SUFFIX, is_disk_full, write_atomically
-from tercet.training.documents import DataError, Document
-from tercet.training.split import DuplicateFilter, digest_is_validation, document_digest, split_tail
+from tercet.tokenizer.encoding import MAX_PIECE_CHARS, PIECE_CHARS, splits_like_tercet
+from tercet.tokenizer.pretokenization import split_document
+from tercet.training.documents import DataError, Document, Segment
+from tercet.training.duplicates import DuplicateFilter, normalized_digest
+from tercet.training.parallel_encoding import Piece, PieceEncoder
+from tercet.training.shard_files import (
+    ShardWriter,
+    hash_text,
+    remove_shards,
+    remove_temporary_files,
+    settings_fingerprint,
+    shard_name,
+    write_manifest,
+)
+from tercet.training.skips import SkipReport
+from tercet.training.split import digest_is_validation, document_digest, part_of, split_tail
 from tercet.training.token_set import (
     MANIFEST,
     TRAIN,
@@ -33,13 +47,14 @@ from tercet.training.token_set import (
     ShardIndex,
     SourceReport,
     TokenSet,
+    read_manifest,
 )
 
-__all__ = ["PreparationReport", "PreparedData", "SourceReport", "TokenSet", "prepare"]
+__all__ = ["PreparationReport", "PreparedData", "SourceReport", "TokenSet", "available_cores", "prepare"]
 
 _FORMAT = 1
-_DOCUMENTS_PER_BATCH = 4096
-_CHARS_PER_BATCH = 1 << 21
+
+Duplicates = bool | Literal["normalized"]
 
 
 class _Read(NamedTuple):
@@ -50,6 +65,33 @@ class _Read(NamedTuple):
     kept: bool
 
 
+class _End(NamedTuple):
+    """Stands in the stream behind the pieces of a text that is stored as one document.
+
+    Attributes:
+        split: Of the text; None stores nothing.
+        num_bytes: Of the text in UTF-8.
+        is_label: Whether the end of text behind it is a label.
+        source: Of the document.
+        count: Under which the document counts, if this is the last of it; None if more of it follows.
+        hashed: What the document adds to the hash of the content.
+        num_chars: Of the document.
+    """
+
+    split: int | None
+    num_bytes: int
+    is_label: bool
+    source: str
+    count: str | None
+    hashed: bytes = b""
+    num_chars: int = 0
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def prepare(
     documents: Iterable[Document],
     tokenizer: PreTrainedTokenizerFast,
@@ -57,11 +99,16 @@ def prepare(
     *,
     validation_fraction: float,
     split_by: Literal["document", "tail"],
-    drop_duplicates: bool,
+    drop_duplicates: Duplicates,
     progress: bool = True,
     tokens_per_shard: int = 1 << 24,
+    workers: int | None = None,
+    part: tuple[int, int] | None = None,
+    skips: SkipReport | None = None,
 ) -> PreparedData:
     """Tokenize documents into `data_dir`, or go on where an earlier call with the same arguments stopped.
+
+    A set that `merge` made of parts is taken as it stands, unread, if its settings are these.
 
     Args:
         documents: Read once, from the first to the last.
@@ -70,43 +117,57 @@ def prepare(
         validation_fraction: Part of the documents, or of each document's characters, that is held out.
         split_by: "document" holds out whole documents by their hash; "tail" the end of each, for a corpus that is one
             long text.
-        drop_duplicates: Keep only the first of equal documents.
+        drop_duplicates: Keep only the first of equal documents; "normalized" also takes documents for equal that
+            differ in white space or in the composition of characters alone (`normalized_digest`).
         progress: Show a progress bar on standard error.
-        tokens_per_shard: A shard ends with the document that brings it to this many; bounds memory and lost work.
+        tokens_per_shard: A shard ends with the document that brings it to this many; bounds lost work.
+        workers: Processes that tokenize; None is the number of cores. The result does not depend on it.
+        part: (i, n) takes the documents of part i of n, i from 0, by hash: equal documents are of one part. `merge`
+            joins the parts.
+        skips: What reading the documents left out, complete once they are read; goes into the manifest.
 
     Raises:
-        DataError: If there is no document, the validation split comes out empty, or the disk is full.
-        ValueError: If validation_fraction is not in [0, 1), or the tokenizer has no end-of-text token.
+        DataError: If there is no document, the validation split comes out empty, the disk is full, or data_dir holds
+            a merged set of other settings.
+        ValueError: If validation_fraction is not in [0, 1), workers < 1, part is none, or the tokenizer has no
+            end-of-text token.
     """
     settings = _settings(tokenizer, validation_fraction, split_by, drop_duplicates, tokens_per_shard)
+    if part is not None:
+        if not 0 <= part[0] < part[1]:
+            raise ValueError(f"part must be (i, n) with 0 <= i < n, not {part}.")
+        settings["part"] = list(part)
     data_dir = Path(data_dir)
+    if (merged := _merged_set(data_dir, settings)) is not None:
+        return merged
     data_dir.mkdir(parents=True, exist_ok=True)
-    _remove(data_dir.glob(f"*{TEMPORARY_SUFFIX}"))
-    preparation = _Preparation(data_dir, tokenizer, settings)
+    remove_temporary_files(data_dir)
+    preparation = _Preparation(data_dir, tokenizer, settings, available_cores() if workers is None else workers)
     with tqdm(
         unit="B", unit_scale=True, desc="Preparing", disable=None if progress else True, leave=False, dynamic_ncols=True
     ) as bar:
         try:
-            preparation.run(_watched(documents, drop_duplicates, bar))
+            preparation.run(documents, bar)
         finally:
-            _remove(data_dir.glob(f"*{TEMPORARY_SUFFIX}"))
-    preparation.finish()
+            remove_temporary_files(data_dir)
+    preparation.finish(skips)
     return PreparedData.open(data_dir)
 
 
 def _settings(
-    tokenizer: PreTrainedTokenizerFast, fraction: float, split_by: str, drop_duplicates: bool, tokens_per_shard: int
+    tokenizer: PreTrainedTokenizerFast,
+    fraction: float,
+    split_by: str,
+    drop_duplicates: Duplicates,
+    tokens_per_shard: int,
 ) -> dict[str, Any]:
     """All that decides which tokens a document becomes, and where they are stored."""
     split_tail("", fraction)  # refuses a fraction that is none, before any work
     if tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has no eos_token: a document's end could not be marked. Train one that has.")
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    for call_state in ("truncation", "padding"):  # left behind by whoever called the tokenizer last
-        state.pop(call_state, None)
     return {
         "format": _FORMAT,
-        "tokenizer": _hash(json.dumps(state, sort_keys=True)),
+        "tokenizer": tokenizer_hash(tokenizer),
         "vocab_size": len(tokenizer),
         "eos_token_id": tokenizer.eos_token_id,
         "dtype": "uint16" if len(tokenizer) <= 1 << 16 else "uint32",
@@ -117,230 +178,226 @@ def _settings(
     }
 
 
-def _watched(documents: Iterable[Document], drop_duplicates: bool, bar: tqdm) -> Iterator[_Read]:
-    duplicates = DuplicateFilter()
-    for number, document in enumerate(documents, start=1):
-        try:
-            digest = document_digest(document.text)
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"Document {number} of {document.source} holds a lone surrogate (character {error.start}), which UTF-8 "
-                f"cannot carry. Mend or remove the document."
-            ) from error
-        kept = bool(document.text) and not (drop_duplicates and duplicates.is_duplicate(digest))
-        yield _Read(document, digest, kept)
-        bar.update(len(document.text))
-        if number % 1000 == 0:
-            bar.set_postfix_str(f"{number:,} documents", refresh=False)
+def tokenizer_hash(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Stands for all that decides a text's ids; what an earlier call has set, truncation and padding, does not."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    for call_state in ("truncation", "padding"):
+        state.pop(call_state, None)
+    return hash_text(json.dumps(state, sort_keys=True))
+
+
+def _merged_set(data_dir: Path, settings: dict[str, Any]) -> PreparedData | None:
+    """The set that stands there if it is one of parts: to read the corpus for it is what merging was to spare."""
+    if not (data_dir / MANIFEST).is_file():
+        return None
+    try:
+        held = dict(read_manifest(data_dir)["settings"])
+    except DataError:
+        return None  # damaged: made anew
+    if held.pop("merged_parts", None) is None:
+        return None
+    if different := [key for key in sorted({*held, *settings}) if held.get(key) != settings.get(key)]:
+        raise DataError(
+            f"{data_dir} holds a set that was merged from parts with other settings (different: "
+            f"{', '.join(different)}). Merge parts of these settings, or choose another folder."
+        )
+    return PreparedData.open(data_dir)
 
 
 class _Preparation:
-    """One call of `prepare`: the shards that stand, and the documents on their way into the next."""
+    """One call of `prepare`: the shards that stand, and the one that is being written."""
 
-    def __init__(self, data_dir: Path, tokenizer: PreTrainedTokenizerFast, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, data_dir: Path, tokenizer: PreTrainedTokenizerFast, settings: dict[str, Any], workers: int
+    ) -> None:
         self.data_dir = data_dir
-        self.tokenizer = tokenizer
         self.settings = settings
-        self.fingerprint = _hash(json.dumps(settings, sort_keys=True))
-        self.indexes: list[ShardIndex] = []
-        self.content = hashlib.blake2b(digest_size=16)
-        self._start_shard()
+        self.fingerprint = settings_fingerprint(settings)
+        backend: Tokenizer = tokenizer.backend_tokenizer
+        self.encoder = PieceEncoder(backend.to_str(), settings["dtype"], workers)
+        self.can_cut = splits_like_tercet(backend)
+        self.end = np.array([settings["eos_token_id"]], dtype=settings["dtype"])
+        self.names: list[str] = []
+        self.splits: set[int] = set()
+        self.by_source: dict[str, SourceReport] = {}
+        self.content, self.corpus = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
 
-    def run(self, reads: Iterator[_Read]) -> None:
-        self.write(self.keep_standing_shards(reads))
-        self.write(reads)
-        if self.documents_read:
-            self.write_shard()
+    def run(self, documents: Iterable[Document], bar: tqdm) -> None:
+        reads = self.read(documents)
+        changed = self.keep_standing_shards(reads, bar)
+        self.write(itertools.chain(changed, reads), bar)
 
-    def keep_standing_shards(self, reads: Iterator[_Read]) -> list[_Read]:
+    def read(self, documents: Iterable[Document]) -> Iterator[_Read]:
+        """The documents of this part, with their digests, and whether they are kept."""
+        drop, part = self.settings["drop_duplicates"], self.settings.get("part")
+        seen = DuplicateFilter(spill_dir=self.data_dir)
+        for number, document in enumerate(documents, start=1):
+            try:
+                digest = document_digest(document.text)
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"Document {number} of {document.source} holds a lone surrogate (character {error.start}), which "
+                    f"UTF-8 cannot carry. Mend or remove the document."
+                ) from error
+            same = normalized_digest(document.text) if drop == "normalized" else digest
+            if part is not None:
+                self.corpus.update(_hashed(digest, document))
+                if part_of(same, part[1]) != part[0]:
+                    continue
+            kept = bool(document.text) and not (drop and seen.is_duplicate(same))
+            if kept and document.segments is not None:
+                self._check_segments(number, document)
+            yield _Read(document, digest, kept)
+
+    def keep_standing_shards(self, reads: Iterator[_Read], bar: tqdm) -> Iterator[_Read]:
         """Take over the shards on disk whose documents come again; return what was read past the last of them."""
         while True:
-            name = self._next_name()
             try:
-                index = ShardIndex.load(self.data_dir, name, self.settings["dtype"])
+                index = ShardIndex.load(self.data_dir, shard_name(len(self.names)), self.settings["dtype"])
             except DataError:
-                return []
+                return iter(())
             if index.fingerprint != self.fingerprint:
-                return []
+                return iter(())
             before, pending = self.content.copy(), []
+            num_chars = 0
             # `pending` is the text of one shard: should it turn out changed, it cannot be read a second time.
             while len(pending) < index.documents_read and (read := next(reads, None)) is not None:
                 pending.append(read)
-                self._hash_in(read)
+                self.content.update(_hashed(read.digest, read.document))
+                num_chars += len(read.document.text)
             if len(pending) < index.documents_read or self.content.hexdigest() != index.content:
                 self.content = before
-                return pending
-            self.indexes.append(index)
+                return _drained(pending)
+            self.take_over(index)
+            bar.update(num_chars)
 
-    def write(self, reads: Iterable[_Read]) -> None:
-        batch: list[_Read] = []
-        chars = 0
-        for read in reads:
-            batch.append(read)
-            chars += len(read.document.text)
-            if chars >= _CHARS_PER_BATCH or len(batch) >= _DOCUMENTS_PER_BATCH:
-                self._encode(batch)
-                batch, chars = [], 0
-        self._encode(batch)
+    def take_over(self, index: ShardIndex) -> None:
+        """Count a finished shard as one of this set."""
+        self.names.append(index.name)
+        self.splits.update(np.unique(index.split).tolist())
+        for source, counts in index.report.items():
+            self.by_source[source] = self.by_source.get(source, SourceReport()) + counts
 
-    def finish(self) -> None:
+    def write(self, reads: Iterator[_Read], bar: tqdm) -> None:
+        """Encode the documents and write them, shard after shard."""
+        shard: ShardWriter | None = None
+        try:
+            for item, ids in self.encoder.run(self.items(reads)):
+                if shard is None:
+                    shard = ShardWriter(self.data_dir, shard_name(len(self.names)), self.settings["dtype"])
+                if ids is not None:
+                    shard.add_tokens(ids, item.is_label)
+                    continue
+                if item.split is not None:
+                    shard.add_tokens(self.end, item.is_label)
+                    shard.end_text(item.split, item.num_bytes, item.source)
+                if item.count is not None:
+                    shard.end_document(item.source, item.count)
+                    self.content.update(item.hashed)
+                    bar.update(item.num_chars)
+                    if shard.num_tokens >= self.settings["tokens_per_shard"]:
+                        self.finish_shard(shard)
+                        shard = None
+            if shard is not None:
+                self.finish_shard(shard)
+        except BaseException:
+            if shard is not None:
+                shard.abandon()
+            raise
+
+    def finish_shard(self, shard: ShardWriter) -> None:
+        """Put a shard where an earlier one may stand: only now is that one, and what came behind it, given up."""
+        remove_shards(self.data_dir, len(self.names))
+        self.take_over(shard.finish(self.fingerprint, self.content.hexdigest()))
+
+    def items(self, reads: Iterator[_Read]) -> Iterator[Piece | _End]:
+        """The documents as the encoder takes them: pieces of each text to store, and what follows them."""
+        fraction, by_tail = self.settings["validation_fraction"], self.settings["split_by"] == "tail"
+        for document, digest, kept in reads:
+            text, source, is_plain = document.text, document.source, document.segments is None
+            end = (_hashed(digest, document), len(text))
+            if not kept:
+                yield _End(None, 0, True, source, "duplicates_dropped" if text else "empty_dropped", *end)
+            elif by_tail:
+                head, tail = split_tail(text, fraction)
+                if head:
+                    yield from self._pieces(head, document)
+                    yield _End(TRAIN, _num_bytes(head), True, source, None if tail else "documents", *end)
+                if tail:
+                    yield from self._pieces(tail, document)
+                    yield _End(VALIDATION, _num_bytes(tail), True, source, "documents", *end)
+            else:
+                if is_plain and len(text) <= PIECE_CHARS:  # nearly all of them: no generator for one piece
+                    yield Piece(text)
+                else:
+                    yield from self._pieces(text, document)
+                split = VALIDATION if digest_is_validation(digest, fraction) else TRAIN
+                yield _End(split, _num_bytes(text), is_plain, source, "documents", *end)
+
+    def finish(self, skips: SkipReport | None) -> None:
         """Write the manifest, which makes the shards a set; nothing to do if it is the one that stands there.
 
         Raises:
             DataError: If there is nothing to train on or nothing to validate with; nothing is left behind then.
         """
-        by_source: dict[str, SourceReport] = {}
-        for index in self.indexes:
-            for source, counts in index.report.items():
-                by_source[source] = by_source.get(source, SourceReport()) + counts
-        if complaint := self._complaint(sum(counts.documents for counts in by_source.values())):
-            if self.indexes:  # made by this call: an earlier set stands untouched as long as nothing replaced it
-                self._remove_from(0)
+        if complaint := self._complaint(sum(counts.documents for counts in self.by_source.values())):
+            if self.names:  # made by this call: an earlier set stands untouched as long as nothing replaced it
+                remove_shards(self.data_dir, 0)
             raise DataError(complaint)
-        content = self.content.hexdigest()
-        manifest = {
-            "fingerprint": _hash(self.fingerprint + content),
-            "settings_fingerprint": self.fingerprint,
-            "content": content,
-            "settings": self.settings,
-            "shards": [index.name for index in self.indexes],
-            "by_source": {source: asdict(counts) for source, counts in sorted(by_source.items())},
-        }
-        text = json.dumps(manifest, indent=2) + "\n"
-        path = self.data_dir / MANIFEST
-        if not path.exists() or path.read_text("utf-8") != text:
-            self._remove_from(len(self.indexes))
-            _write(path, text.encode())
+        more = {"corpus": self.corpus.hexdigest()} if "part" in self.settings else {}
+        write_manifest(
+            self.data_dir, self.settings, self.content.hexdigest(), self.names, self.by_source, skips or SkipReport(),
+            **more,
+        )  # fmt: skip
 
     def _complaint(self, num_documents: int) -> str:
+        part = self.settings.get("part")
+        if not num_documents and part is not None:
+            return f"No document falls into part {part[0]} of {part[1]}. Divide the data into fewer parts."
         if not num_documents:
             return "There is no document in the data. Check the path and the column that holds the text."
         fraction = self.settings["validation_fraction"]
-        found = np.unique(np.concatenate([index.split for index in self.indexes]))
-        missing = [name for split, name in ((TRAIN, "training"), (VALIDATION, "validation")) if split not in found]
-        if not missing or fraction == 0:
+        names = ((TRAIN, "training"), (VALIDATION, "validation"))
+        missing = [name for split, name in names if split not in self.splits]
+        if not missing or fraction == 0 or part is not None:  # a part may lack one: what counts is the merged set
             return ""
         return (
             f"None of the documents ({num_documents}) falls into the {missing[0]} split with validation_fraction "
             f"{fraction:g}. Set split_by to 'tail', which holds out the end of each document, or change the fraction."
         )
 
-    def write_shard(self) -> None:
-        name = self._next_name()
-        self._remove_from(len(self.indexes))
-        tokens = np.concatenate([np.empty(0, self.settings["dtype"]), *self.tokens]).tobytes()
-        index = ShardIndex(
-            name=name,
-            fingerprint=self.fingerprint,
-            content=self.content.hexdigest(),
-            documents_read=self.documents_read,
-            lengths=np.array([len(t) for t in self.tokens], dtype=np.int64),
-            bytes=np.array(self.bytes, dtype=np.int64),
-            split=np.array(self.split, dtype=np.uint8),
-            source=np.array(self.source, dtype=np.int32),
-            report={source: SourceReport(**counts) for source, counts in self.counts.items()},
-        )
-        _write(self.data_dir / f"{name}.bin", lambda stream: stream.write(tokens))
-        # The index is what makes the shard count, so it comes after the tokens.
-        _write(self.data_dir / f"{name}.npz", _index_bytes(index))
-        self.indexes.append(index)
-        self._start_shard()
+    def _pieces(self, text: str, document: Document) -> Iterator[Piece]:
+        """The text, or a conversation's segments, cut where the tokens are those of the whole."""
+        for segment in document.segments or (Segment(text, is_template=False, is_label=True),):
+            pieces: Iterable[str] = (segment.text,) if segment.text else ()
+            if self.can_cut and not segment.is_template:
+                pieces = split_document(segment.text, PIECE_CHARS, MAX_PIECE_CHARS)
+            for piece in pieces:
+                yield Piece(piece, segment.is_template, segment.is_label)
 
-    def _start_shard(self) -> None:
-        self.tokens: list[np.ndarray] = []
-        self.bytes: list[int] = []
-        self.split: list[int] = []
-        self.source: list[int] = []
-        self.counts: dict[str, Counter[str]] = {}
-        self.documents_read = self.num_tokens = 0
-
-    def _next_name(self) -> str:
-        return f"shard-{len(self.indexes):05d}"
-
-    def _hash_in(self, read: _Read) -> None:
-        self.content.update(read.digest + read.document.source.encode("utf-8", "surrogateescape") + b"\0")
-
-    def _encode(self, batch: list[_Read]) -> None:
-        pieces = [(i, text, split) for i, read in enumerate(batch) for text, split in self._split(read)]
-        encoded = encode_documents(self.tokenizer, [text for _, text, _ in pieces])
-        end = np.array([self.settings["eos_token_id"]], dtype=self.settings["dtype"])
-        by_read: list[list[tuple[str, int, np.ndarray]]] = [[] for _ in batch]
-        for (i, text, split), ids in zip(pieces, encoded, strict=True):
-            by_read[i].append((text, split, np.append(np.array(ids, dtype=end.dtype), end)))
-        for read, stored in zip(batch, by_read, strict=True):
-            self._store(read, stored)
-            if self.num_tokens >= self.settings["tokens_per_shard"]:
-                self.write_shard()
-
-    def _split(self, read: _Read) -> list[tuple[str, int]]:
-        if not read.kept:
-            return []
-        text, fraction = read.document.text, self.settings["validation_fraction"]
+    def _check_segments(self, number: int, document: Document) -> None:
+        assert document.segments is not None and "".join(s.text for s in document.segments) == document.text
         if self.settings["split_by"] == "tail":
-            head, tail = split_tail(text, fraction)
-            return [(part, split) for part, split in ((head, TRAIN), (tail, VALIDATION)) if part]
-        return [(text, VALIDATION if digest_is_validation(read.digest, fraction) else TRAIN)]
-
-    def _store(self, read: _Read, stored: list[tuple[str, int, np.ndarray]]) -> None:
-        self._hash_in(read)
-        self.documents_read += 1
-        sizes = [len(text.encode("utf-8")) for text, _, _ in stored]
-        num_tokens = sum(len(tokens) for _, _, tokens in stored)
-        self.tokens += [tokens for _, _, tokens in stored]
-        self.split += [split for _, split, _ in stored]
-        self.bytes += sizes
-        self.num_tokens += num_tokens
-        counts = self.counts.setdefault(read.document.source, Counter())
-        self.source += [list(self.counts).index(read.document.source)] * len(stored)
-        counts["documents"] += int(read.kept)
-        counts["tokens"] += num_tokens
-        counts["bytes"] += sum(sizes)
-        counts["duplicates_dropped"] += int(not read.kept and bool(read.document.text))
-        counts["empty_dropped"] += int(not read.document.text)
-
-    def _remove_from(self, shard: int) -> None:
-        """Take away the manifest, then the shards from this one on: what remains is never taken for whole."""
-        _remove([self.data_dir / MANIFEST])
-        _remove(p for p in self.data_dir.glob("shard-*.*") if p.stem >= f"shard-{shard:05d}")
-
-
-def _index_bytes(index: ShardIndex) -> bytes:
-    meta = {
-        "fingerprint": index.fingerprint,
-        "content": index.content,
-        "documents_read": index.documents_read,
-        "report": {source: asdict(counts) for source, counts in index.report.items()},
-    }
-    buffer = io.BytesIO()
-    encoded = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
-    np.savez(
-        buffer,
-        meta=encoded,
-        lengths=index.lengths,
-        bytes=index.bytes,
-        split=index.split,
-        source=index.source,
-    )
-    return buffer.getvalue()
-
-
-def _write(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        if is_disk_full(error):
             raise DataError(
-                f"The disk is full: {path} could not be written. Free some space and run the same command again; it "
-                f"goes on after the shards that are finished."
-            ) from error
-        raise
+                f"Document {number} of {document.source} is a conversation, whose end cannot be held out. Set "
+                f"split_by to 'document'."
+            )
 
 
-def _remove(paths: Iterable[Path]) -> None:
-    for path in list(paths):
-        with suppress(FileNotFoundError):
-            path.unlink()
+def _hashed(digest: bytes, document: Document) -> bytes:
+    """What a document adds to the hash of the content: all that decides what is stored of it."""
+    hashed = digest + document.source.encode("utf-8", "surrogateescape") + b"\0"
+    for segment in document.segments or ():
+        hashed += b"%d:%d%d," % (len(segment.text), segment.is_template, segment.is_label)
+    return hashed
 
 
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8"))
+
+
+def _drained(reads: list[_Read]) -> Iterator[_Read]:
+    """The items of a list, each let go once it is given out."""
+    reads.reverse()
+    while reads:
+        yield reads.pop()

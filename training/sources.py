@@ -1,33 +1,42 @@
 """Where documents come from: files, folders and globs here, or a dataset of the Hugging Face Hub.
 
-CSV, Parquet and Hub datasets are read by `datasets`, local ones streaming, so that no Arrow copy of the user's files
-appears in a cache. Text and JSONL are read by this file, for what `datasets` 5.2 does to them was measured: its text
-reader turns every "\\r\\n" and lone "\\r" into "\\n"; its JSON reader turns strings that look like dates into
-datetimes, fails on a blank line between rows whose other columns mix types, names no line in its errors, and is 3
-times slower.
+Rows of local files come from `rows.py`, those of the Hub from `datasets`. What a row becomes is up to the source's
+settings: a column's text, a template over several, or a conversation. A row that becomes nothing is an error or a
+counted skip.
 """
 
 import glob
-import json
-import logging
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tercet.training.chat_messages import ChatFormat, render_messages, tercet_chat_format
 from tercet.training.corpus import PYTHON_DOCS, PYTHON_DOCS_DESCRIPTION, PYTHON_DOCS_LICENSE, python_documentation
-from tercet.training.documents import DataError, Document
-from tercet.training.files import COMPRESSIONS, open_lines, read_text
+from tercet.training.documents import DataError, Document, Segment
+from tercet.training.files import COMPRESSIONS
+from tercet.training.rows import Rows, csv_file, json_file, json_lines, parquet_file, text_file, text_lines
+from tercet.training.skips import ALWAYS_SKIPPED, Reason, RowError, SkipReport
+from tercet.training.templates import TextTemplate, column_value
 
-__all__ = ["DataError", "Document", "Source", "read_documents"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["DataError", "Document", "SkipReport", "Source", "read_documents"]
 
 _TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst")
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _TABLE_SUFFIXES = (".csv", ".parquet")
 _SUFFIXES = _TEXT_SUFFIXES + _JSON_SUFFIXES + _TABLE_SUFFIXES
+_ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_ROWS_LOOKED_AT = 1_000_000
+_TEXT_COLUMN = "text"
+
+_Content = tuple[str, tuple[Segment, ...] | None]
 
 
 class Source(BaseModel):
@@ -39,6 +48,14 @@ class Source(BaseModel):
         split: Split of a Hub dataset.
         revision: Branch, tag or commit of a Hub dataset.
         text_column: Column or key that holds the text, wherever rows have columns.
+        text_template: The text from several columns, such as "# {title}\\n\\n{body}"; a null counts as empty.
+        messages_column: Column that holds a conversation, [{role, content}, ...], to be written by the tokenizer's chat
+            template; only what the assistant writes is learned.
+        documents: Whether a text file is one document or each of its lines is.
+        weight: The source's part in a mixture, by tokens, beside the weights of the others.
+        min_chars: Shorter documents are left out; None takes the recipe's.
+        max_chars: Longer documents are left out; None takes the recipe's.
+        on_bad_row: Whether a row that cannot be used ends the reading or is counted; None takes the recipe's.
         streaming: Read a Hub dataset as it downloads, instead of keeping a copy in the Hugging Face cache.
         license: What the card says of the text's licence, as the Hub spells it.
         description: What the card says of the text.
@@ -50,10 +67,48 @@ class Source(BaseModel):
     name: str | None = None
     split: str = "train"
     revision: str | None = None
-    text_column: str = "text"
+    text_column: str = _TEXT_COLUMN
+    text_template: str | None = None
+    messages_column: str | None = None
+    documents: Literal["file", "lines"] = "file"
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    min_chars: Annotated[int, Field(ge=0)] | None = None
+    max_chars: Annotated[int, Field(ge=1)] | None = None
+    on_bad_row: Literal["error", "skip"] | None = None
     streaming: bool = False
     license: str | None = None
     description: str | None = None
+
+    @field_validator("text_template")
+    @classmethod
+    def _template_can_be_read(cls, value: str | None) -> str | None:
+        if value is not None:
+            TextTemplate.parse(value)
+        return value
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        given = [name for name in ("text_template", "messages_column") if getattr(self, name) is not None]
+        if self.text_column != _TEXT_COLUMN:
+            given.append("text_column")
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} both say what a document is; give one of them")
+        if self.min_chars is not None and self.max_chars is not None and self.min_chars > self.max_chars:
+            raise ValueError(f"min_chars ({self.min_chars}) is more than max_chars ({self.max_chars})")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Under which documents and reports name this source: its path, and what else chooses among a Hub dataset's."""
+        name = f":{self.name}" if self.name is not None else ""
+        split = f"[{self.split}]" if self.split != "train" else ""
+        return f"{self.path}{name}{split}"
+
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a row is asked for."""
+        if self.text_template is not None:
+            return TextTemplate.parse(self.text_template).columns
+        return (self.messages_column or self.text_column,)
 
     def license_name(self) -> str | None:
         """The licence that the recipe declares, or that is known of Python's own documentation."""
@@ -65,40 +120,181 @@ class Source(BaseModel):
 
     def is_on_hub(self) -> bool:
         """Whether the path names a Hub dataset: it is nothing on this machine."""
-        return self.path != PYTHON_DOCS and not _local_paths(self.path)[0]
+        return self.path != PYTHON_DOCS and not _local_paths(self.path)
 
 
-def read_documents(source: Source) -> Iterator[Document]:
+def read_documents(
+    source: Source, *, skips: SkipReport | None = None, tokenizer: "PreTrainedTokenizerBase | None" = None
+) -> Iterator[Document]:
     """Yield the documents of a source, in an order that depends on nothing but its content.
 
-    A text or Markdown file is one document, byte for byte; JSONL, JSON, CSV, Parquet and Hub datasets give one a row.
-    Rows whose text is empty or null are left out: they hold nothing to learn.
+    A text or Markdown file is one document, byte for byte, or one for each line; JSONL, JSON, CSV, Parquet and Hub
+    datasets give one a row. Memory holds a row at a time. Rows whose text is empty or null are left out, and so are
+    those outside the limits of length; with `on_bad_row: skip` also those that cannot be used, and what lies behind
+    the break of a broken file.
+
+    Args:
+        skips: Counts what is left out in this reading.
+        tokenizer: Its chat template writes conversations; None takes the one of every tokenizer that Tercet trains.
 
     Raises:
         DataError: If there is nothing to read, or something that cannot be read: one line with place and remedy.
     """
-    if source.path == PYTHON_DOCS:
-        yield from python_documentation()
-        return
-    paths, chosen_by_name = _local_paths(source.path)
-    if not paths:
-        rows = _hub_rows(source)
-        yield from _checked(rows, source, f"Hub dataset {source.path!r}")
-        return
-    for path in paths:
-        empty = True
-        for document in _file_documents(path, source):
-            empty = False
+    reader = _Reader(source, skips, tokenizer)
+    found = False
+    for rows in _all_rows(source):
+        for document in reader.documents(rows):
+            found = True
             yield document
-        if empty and chosen_by_name:
-            raise DataError(f"{path} is empty: it holds no text. Give a file with text in it.")
+    if not found:
+        raise DataError(_nothing_found(source, reader.counted))
 
 
-def _local_paths(pattern: str) -> tuple[list[Path], bool]:
-    """The files that the pattern means, sorted, and whether it named the one file itself; none for a Hub name."""
+def _nothing_found(source: Source, counted: SkipReport) -> str:
+    if counted.count() == counted.count(reason="empty"):
+        return f"{source.path} is empty: it holds no text. Give a file with text in it."
+    first = next((line.strip() for line in counted.lines() if line.startswith(" ")), "")
+    example = f" (first: {first})" if first else ""
+    return (
+        f"{source.path} holds no document that can be used: {counted.summary(source.label)}{example}. Check the data "
+        f"and the source's settings."
+    )
+
+
+class _Reader:
+    """Rows to documents, by a source's settings."""
+
+    def __init__(self, source: Source, skips: SkipReport | None, tokenizer: "PreTrainedTokenizerBase | None") -> None:
+        self.source = source
+        self.label = source.label
+        self.counted = SkipReport()  # of this source in this reading, whatever `skips` holds of others
+        self.skips = skips
+        self.content_of_row = _content_reader(source, tokenizer)
+
+    def documents(self, rows: Rows) -> Iterator[Document]:
+        """The documents of a file or dataset; what gives none is counted, or raised together with its number."""
+        is_empty = True
+        for number, row in rows.items:
+            is_empty = False
+            try:
+                text, segments = self.content(row, rows)
+            except RowError as error:
+                if error.reason not in ALWAYS_SKIPPED and self.source.on_bad_row != "skip":
+                    raise self.with_count(error, number, rows) from error
+                self.count(error.reason, f"{rows.place(number)} {error.problem}")
+            else:
+                yield Document(text, self.label, segments)
+        if is_empty:
+            self.count("empty", rows.where)
+
+    def count(self, reason: Reason, place: str) -> None:
+        """Note a row that gives no document."""
+        self.counted.add(self.label, reason, place)
+        if self.skips is not None:
+            self.skips.add(self.label, reason, place)
+
+    def content(self, row: Any, rows: Rows) -> _Content:
+        """Text and segments of a row that gives a document.
+
+        Raises:
+            RowError: If it gives none.
+        """
+        if isinstance(row, RowError):
+            raise row
+        text, segments = (row, None) if rows.are_text else self.content_of_row(row)
+        if not text:
+            raise RowError("empty", "is empty", "Nothing needs to be done.")
+        _check_characters(text)
+        if self.source.min_chars is not None and len(text) < self.source.min_chars:
+            raise RowError("too_short", f"has {len(text)} characters", "Lower min_chars to keep it.")
+        if self.source.max_chars is not None and len(text) > self.source.max_chars:
+            raise RowError("too_long", f"has {len(text)} characters", "Raise max_chars to keep it.")
+        return text, segments
+
+    def with_count(self, error: RowError, number: int, rows: Rows) -> DataError:
+        """The error of a row with its place, and with how many such rows there are where looking on costs little."""
+        message = str(RowError(error.reason, error.problem, error.remedy, rows.place(number)))
+        skip = "on_bad_row: skip leaves such out and counts them."
+        if not rows.unit or rows.is_download:
+            return DataError(f"{message} Or: {skip}")
+        bad, last = 1, number
+        for at, row in itertools.islice(rows.items, _ROWS_LOOKED_AT):
+            last = at
+            try:
+                self.content(row, rows)
+            except RowError as other:
+                bad += other.reason not in ALWAYS_SKIPPED
+        first = "the first " if next(rows.items, None) is not None else ""
+        return DataError(f"{message} Of {first}{last:,} {rows.unit}s, {bad:,} cannot be used; {skip}")
+
+
+def _content_reader(source: Source, tokenizer: "PreTrainedTokenizerBase | None") -> Callable[[Any], _Content]:
+    """What makes the text of a row with columns."""
+    if source.messages_column is not None:
+        column = source.messages_column
+        chat = tercet_chat_format() if tokenizer is None else ChatFormat.of_tokenizer(tokenizer)
+
+        def conversation(row: Any) -> _Content:
+            segments = render_messages(column_value(_columns(row, column), column, "messages_column"), chat)
+            return "".join(segment.text for segment in segments), segments
+
+        return conversation
+    if source.text_template is not None:
+        template = TextTemplate.parse(source.text_template)
+        return lambda row: (template.fill(_columns(row, template.columns[0])), None)
+    return lambda row: (_column_text(row, source.text_column), None)
+
+
+def _column_text(row: Any, column: str) -> str:
+    text = column_value(_columns(row, column), column, "text_column")
+    if text is not None and not isinstance(text, str):
+        problem = f"holds a {type(text).__name__} in column {column!r}, not text"
+        raise RowError("wrong_type", problem, "Set text_column to another.")
+    return text or ""
+
+
+def _columns(row: Any, column: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        problem = f"holds a {type(row).__name__}, not an object with the key {column!r}"
+        raise RowError("wrong_type", problem, "Mend or remove it.")
+    return row
+
+
+def _check_characters(text: str) -> None:
+    if text.isascii():  # known without looking at the text
+        if "\0" not in text:
+            return
+    else:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            code = f"U+{ord(text[error.start]):04X} at character {error.start}"
+            raise RowError(
+                "surrogate",
+                f"has a lone surrogate in its text ({code}), which UTF-8 cannot carry",
+                "Mend or remove the row.",
+            ) from error
+    if (at := text.find("\0")) >= 0:
+        raise RowError("nul", f"has a NUL character in its text (at character {at})", "Mend or remove the row.")
+
+
+def _all_rows(source: Source) -> Iterator[Rows]:
+    """The rows of each file of a source, or of its dataset."""
+    if source.path == PYTHON_DOCS:
+        texts = (document.text for document in python_documentation())
+        yield Rows(PYTHON_DOCS, "document", enumerate(texts, start=1), are_text=True)
+    elif paths := _local_paths(source.path):
+        for path in paths:
+            yield _file_rows(path, source)
+    else:
+        yield Rows(f"Hub dataset {source.label!r}", "row", _hub_rows(source), is_download=source.streaming)
+
+
+def _local_paths(pattern: str) -> list[Path]:
+    """The files that the pattern means, sorted; none for a Hub name."""
     path = Path(pattern).expanduser()
     if path.is_file():
-        return [path], True
+        return [path]
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if p.is_file() and _kind(p) and not _is_hidden(p.relative_to(path)))
         if not found:
@@ -106,15 +302,15 @@ def _local_paths(pattern: str) -> tuple[list[Path], bool]:
                 f"The folder {path} holds no file that can be read ({', '.join(_SUFFIXES)}; also with "
                 f"{', '.join(COMPRESSIONS)}). For text under other names give a glob, such as '{path}/**/*.py'."
             )
-        return found, False
+        return found
     if glob.has_magic(pattern):
         found = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file())
         if not found:
             raise DataError(f"No file matches {pattern!r}. Check the pattern; '**' goes into subfolders.")
-        return found, False
+        return found
     if not _HUB_NAME.fullmatch(pattern) or _kind(path):
         raise DataError(f"{pattern} does not exist. Give a file, a folder, a glob or the name of a Hub dataset.")
-    return [], False
+    return []
 
 
 def _is_hidden(path: Path) -> bool:
@@ -129,133 +325,43 @@ def _kind(path: Path) -> str:
     return suffixes[-1] if suffixes and suffixes[-1] in _SUFFIXES else ""
 
 
-def _file_documents(path: Path, source: Source) -> Iterator[Document]:
+def _file_rows(path: Path, source: Source) -> Rows:
     kind = _kind(path)
+    if kind == ".json":
+        return json_file(path)
     if kind in _JSON_SUFFIXES:
-        yield from _checked(_json_rows(path, whole=kind == ".json"), source, str(path))
-    elif kind in _TABLE_SUFFIXES:
-        yield from _checked(_table_rows(path, kind), source, str(path))
-    elif text := read_text(path):
-        yield Document(text, source.path)
-
-
-def _json_rows(path: Path, *, whole: bool) -> Iterator[tuple[str, Any]]:
-    """(place, row) for each line, or for each item of a .json file that is one array or one object."""
-    if whole and (text := read_text(path)).strip():
-        try:
-            value = json.loads(text.removeprefix("\ufeff"))
-        except json.JSONDecodeError:
-            pass  # JSON lines under the name .json are as common as JSON; an error will have its line's number
-        else:
-            rows = value if isinstance(value, list) else [value]
-            yield from ((f"{path}, item {i}", row) for i, row in enumerate(rows, start=1))
-            return
-    for number, line in enumerate(open_lines(path), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}, line {number}"
-        try:
-            yield place, json.loads(line)
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{place} is not UTF-8 (byte {error.start} of the line). Convert the file to UTF-8, for instance with "
-                f"iconv -f LATIN1 -t UTF-8."
-            ) from error
-        except ValueError as error:
-            raise DataError(f"{place} is not JSON: {_json_problem(error)}. Mend or remove the line.") from error
-
-
-def _json_problem(error: ValueError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.pos + 1}"  # its own words count lines within this one line
-    return str(error)
-
-
-def _table_rows(path: Path, kind: str) -> Iterator[tuple[str, Any]]:
-    import datasets
-
-    if path.suffix.lower() == ".zst":
-        raise DataError(f"{path}: {kind[1:]} cannot be read through zstd. Decompress it first, with zstd -d.")
-    # They log what they also raise, and a user should read one line, not two.
-    logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
-    files = {"train": [str(path)]}
-    place = f"{path}, row"
-    try:
-        if kind == ".parquet":
-            rows: Any = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
-        else:
-            rows = _csv_rows(files)
-        # Rows are counted as a spreadsheet would: the header is row 1.
-        first = 2 if kind == ".csv" else 1
-        yield from ((f"{place} {i}", row) for i, row in enumerate(rows, start=first))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason}). Convert it, for instance with iconv.") from error
-    except (ValueError, OSError, EOFError, ImportError) as error:
-        if isinstance(error, DataError):
-            raise
-        if type(error).__name__ == "EmptyDataError":  # pandas': a file of no bytes, which the caller names
-            return
+        return json_lines(path)
+    if kind == ".csv":
+        return csv_file(path, source.columns())
+    if kind == ".parquet":
+        return parquet_file(path, source.columns())
+    if any(suffix.lower() in _ARCHIVE_SUFFIXES for suffix in path.suffixes):
+        raise DataError(f"{path} is an archive. Unpack it, and give the files in it or their folder.")
+    if source.messages_column is not None or source.text_template is not None:
+        setting = "text_template" if source.messages_column is None else "messages_column"
         raise DataError(
-            f"{path} cannot be read as {kind[1:]}: {_first_line(error)} Check or replace the file."
-        ) from error
+            f"{path} is read as plain text, which has no columns. Remove {setting}, or give a file of rows."
+        )
+    return text_lines(path) if source.documents == "lines" else text_file(path)
 
 
-def _csv_rows(files: dict[str, list[str]]) -> Iterable[dict[str, Any]]:
-    """Rows of strings: left to itself pandas reads the text "NA" as missing and "007" as 7."""
+def _hub_rows(source: Source) -> Iterator[tuple[int, Any]]:
     import datasets
+    from datasets.exceptions import DatasetsError
 
-    options: dict[str, Any] = {"data_files": files, "split": "train", "streaming": True, "keep_default_na": False}
-    header = next(iter(datasets.load_dataset("csv", nrows=1, **options)), None)
-    if header is None:
-        return ()
-    features = datasets.Features({column: datasets.Value("string") for column in header})
-    return datasets.load_dataset("csv", features=features, **options)
-
-
-def _hub_rows(source: Source) -> Iterator[tuple[str, Any]]:
-    import datasets
-
-    place = f"Hub dataset {source.path!r}, row"
     try:
         rows = datasets.load_dataset(
             source.path, source.name, split=source.split, revision=source.revision, streaming=source.streaming
         )
-        if (columns := rows.column_names) and source.text_column in columns:
-            rows = rows.select_columns([source.text_column])  # nothing else needs to be downloaded or decoded
-        yield from ((f"{place} {i}", row) for i, row in enumerate(rows, start=1))
-    except (ValueError, OSError, ImportError) as error:
+        columns = list(source.columns())
+        if rows.column_names and set(columns) <= set(rows.column_names):
+            rows = rows.select_columns(columns)  # nothing else needs to be downloaded or decoded
+        yield from enumerate(rows, start=1)
+    except (ValueError, OSError, ImportError, DatasetsError) as error:
         raise DataError(
             f"{source.path!r} is no file or folder here, and reading it as a Hub dataset failed: {_first_line(error)} "
             f"Check the name, its configuration ({source.name}), split ({source.split}) and the network."
         ) from error
-
-
-def _checked(rows: Iterator[tuple[str, Any]], source: Source, where: str) -> Iterator[Document]:
-    """The texts of the rows; every row must have the column, and a string or null in it."""
-    column = source.text_column
-    for place, row in rows:
-        if not isinstance(row, dict):
-            raise DataError(f"{place} holds a {type(row).__name__}, not an object with the key {column!r}.")
-        if column not in row:
-            raise DataError(
-                f"{place} has no column {column!r}; it has {', '.join(map(repr, row)) or 'none'}. "
-                f"Set text_column to the one that holds the text of {where}."
-            )
-        text = row[column]
-        if text is None or text == "":
-            continue
-        if not isinstance(text, str):
-            raise DataError(
-                f"{place}: column {column!r} holds a {type(text).__name__}, not text. Set text_column to another."
-            )
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{place}: the text holds a lone surrogate (U+{ord(text[error.start]):04X} at character "
-                f"{error.start}), which UTF-8 cannot carry. Mend or remove the row."
-            ) from error
-        yield Document(text, source.path)
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,7 +6,7 @@ order, and equal documents never stand on both sides.
 
 import hashlib
 
-_DIGEST_BYTES = 16
+DIGEST_BYTES = 16
 
 
 def document_digest(text: str) -> bytes:
@@ -15,7 +15,7 @@ def document_digest(text: str) -> bytes:
     Raises:
         UnicodeEncodeError: If the text holds a lone surrogate, which no UTF-8 can carry.
     """
-    return hashlib.blake2b(text.encode("utf-8"), digest_size=_DIGEST_BYTES).digest()
+    return hashlib.blake2b(text.encode("utf-8"), digest_size=DIGEST_BYTES).digest()
 
 
 def is_validation(text: str, fraction: float) -> bool:
@@ -35,6 +35,15 @@ def digest_is_validation(digest: bytes, fraction: float) -> bool:
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
+def part_of(digest: bytes, num_parts: int) -> int:
+    """Which of `num_parts` machines prepares the text of this digest: equal texts come to the same one.
+
+    Independent of `digest_is_validation`, which reads the other half of the digest: every part has its share of both
+    splits.
+    """
+    return int.from_bytes(digest[8:], "big") % num_parts
+
+
 def split_tail(text: str, fraction: float) -> tuple[str, str]:
     """The text before and after the place where its last `fraction` begins, in characters; nothing is lost between.
 
@@ -44,20 +53,6 @@ def split_tail(text: str, fraction: float) -> tuple[str, str]:
     _check_fraction(fraction)
     cut = int(len(text) * (1.0 - fraction))
     return text[:cut], text[cut:]
-
-
-class DuplicateFilter:
-    """Remembers the documents it has seen, at about 100 bytes of memory each, and knows one that comes again."""
-
-    def __init__(self) -> None:
-        self._seen: set[bytes] = set()
-
-    def is_duplicate(self, digest: bytes) -> bool:
-        """Whether a text of this digest was asked about before; remembers it from now on."""
-        if digest in self._seen:
-            return True
-        self._seen.add(digest)
-        return False
 
 
 def _check_fraction(fraction: float) -> None:

@@ -8,7 +8,7 @@ usual way, weights a token by how few others share its micro-batch.
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -31,7 +31,7 @@ class StepResult:
 def training_step(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
-    micro_batches: Sequence[dict[str, torch.Tensor]],
+    micro_batches: Sequence[dict[str, Any]],
     accelerator: Accelerator,
     *,
     clip_norm: float,
@@ -52,11 +52,16 @@ def training_step(
     Raises:
         DivergedError: The gradient is not finite; weights and optimizer state are as they were before.
     """
-    micro_batches = [{key: value.to(accelerator.device) for key, value in batch.items()} for batch in micro_batches]
+    # Bounds of documents for varlen attention come with a length that is a plain number.
+    micro_batches = [
+        {key: value.to(accelerator.device) if torch.is_tensor(value) else value for key, value in batch.items()}
+        for batch in micro_batches
+    ]
     num_tokens = torch.stack([(batch["shift_labels"] != -100).sum() for batch in micro_batches]).sum()
     num_tokens = cast(torch.Tensor, accelerator.reduce(num_tokens, reduction="sum"))
     # Distributed training averages gradients over processes; a sum over the global batch is wanted.
-    divisor = num_tokens / accelerator.num_processes
+    # At least one: rows of conversations may hold no label, and then nothing is learned.
+    divisor = num_tokens.clamp(min=1) / accelerator.num_processes
     total_loss = torch.zeros((), device=accelerator.device)
     for index, batch in enumerate(micro_batches):
         is_last = index == len(micro_batches) - 1

@@ -5,27 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numbered_tokens import EOS, PAD, NumberedTokens
 
 from tercet.training.batches import PackedBatches, evaluation_windows
 from tercet.training.documents import DataError
 from tercet.training.packing import PackedDataset, pack
 
-EOS, PAD, T = 0, 1, 16
+T = 16
 DIVISIONS = [(1, 1), (1, 24), (2, 3), (3, 4), (4, 2), (8, 1), (8, 3)]  # world_size, per_device_batch_size
-
-
-class NumberedTokens:
-    """A token set whose every token has a number of its own, but for the end-of-text tokens."""
-
-    def __init__(self, lengths: list[int]) -> None:
-        self.document_lengths = np.array(lengths, dtype=np.int64)
-        self.num_tokens = int(self.document_lengths.sum())
-        self.first = 2 + np.cumsum(self.document_lengths) - self.document_lengths
-
-    def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
-        assert 0 <= start <= stop <= self.document_lengths[document]
-        tokens = self.first[document] + np.arange(start, stop)
-        return np.where(np.arange(start, stop) == self.document_lengths[document] - 1, EOS, tokens)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +78,28 @@ def test_going_on_from_any_step_gives_the_same_batches(dataset: PackedDataset, s
             assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_workers_of_a_data_loader_change_nothing(dataset: PackedDataset, num_workers: int):
+    (batches,) = all_ranks(dataset, 1, 8)
+    rows = [micro.tolist() for step in range(3) for micro in batches.rows(step)]
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_sampler=rows, num_workers=num_workers, multiprocessing_context="fork" if num_workers else None
+    )
+    expected = [batch for step in range(3) for batch in batches.micro_batches(step)]
+    for batch, ours in zip(loader, expected, strict=True):
+        assert all(torch.equal(batch[name], ours[name]) for name in ours)
+
+
+def test_bounds_of_documents_come_where_asked_for(dataset: PackedDataset):
+    settings = {"seed": 5, "global_batch_size": 24, "per_device_batch_size": 12, "rank": 0, "world_size": 1}
+    plain = PackedBatches(dataset, **settings).micro_batches(3)
+    bounded = PackedBatches(dataset, **settings, with_document_bounds=True).micro_batches(3)
+    for one, other in zip(plain, bounded, strict=True):
+        assert other.keys() - one.keys() == {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+        assert all(torch.equal(one[name], other[name]) for name in one)
+        assert other["cu_seq_lens_q"].tolist() == [*np.flatnonzero(one["position_ids"].flatten() == 0), 12 * T]
+
+
 def test_an_abandoned_iteration_and_an_error_end_the_thread(dataset: PackedDataset, monkeypatch):
     (batches,) = all_ranks(dataset, 1, 24)
     steps = batches.steps(0, 10**9)
@@ -142,6 +151,18 @@ def test_evaluation_scores_every_token_once_with_its_context(lengths: list[int],
             # Seen by the label: the inputs of its segment up to here.
             assert position >= min(place[label], T - stride)
     assert sorted(scored) == sorted(everything.tolist())
+
+
+def test_evaluation_scores_what_training_takes_as_context_only():
+    """Bits per byte divide by the bytes of the whole text."""
+
+    class Chats(NumberedTokens):
+        def label_mask(self, document: int, start: int, stop: int) -> np.ndarray:
+            return np.arange(start, stop) % 2 == 0
+
+    windows = evaluation_windows(Chats([5, 40]), T, 8, 2, eos_token_id=EOS, pad_token_id=PAD)
+    labels = [label for batch in windows for label in batch["shift_labels"].flatten().tolist() if label != -100]
+    assert sorted(labels) == NumberedTokens([5, 40]).everything()
 
 
 def test_evaluation_refuses_what_it_cannot_do():

@@ -5,24 +5,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numbered_tokens import EOS, PAD, NumberedTokens
 
 from tercet.training.documents import DataError
-from tercet.training.packing import MAX_PADDING_FRACTION, PackedDataset, Packing, best_fit_rows, pack
-
-EOS, PAD = 0, 1
-
-
-class NumberedTokens:
-    """A token set whose every token has a number of its own, but for the end-of-text tokens."""
-
-    def __init__(self, lengths: list[int]) -> None:
-        self.document_lengths = np.array(lengths, dtype=np.int64)
-        self.first = 2 + np.cumsum(self.document_lengths) - self.document_lengths
-
-    def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
-        assert 0 <= start <= stop <= self.document_lengths[document]
-        tokens = self.first[document] + np.arange(start, stop)
-        return np.where(np.arange(start, stop) == self.document_lengths[document] - 1, EOS, tokens)
+from tercet.training.packing import (
+    MAX_PADDING_FRACTION,
+    PackedDataset,
+    Packing,
+    best_fit_rows,
+    concatenate,
+    document_bounds,
+    pack,
+)
 
 
 def covered(packing: Packing, lengths: list[int]) -> list[np.ndarray]:
@@ -48,6 +42,26 @@ def test_every_token_stands_in_one_row_and_padding_is_small(lengths: list[int], 
     padding = packing.num_rows * sequence_length - packing.num_tokens
     assert padding <= MAX_PADDING_FRACTION * packing.num_rows * sequence_length or padding < sequence_length
     assert packing.padding_fraction == pytest.approx(padding / (packing.num_rows * sequence_length))
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=80), st.integers(1, 32))
+def test_concatenation_is_the_stream_of_documents_cut_into_rows(lengths: list[int], sequence_length: int):
+    if sum(lengths) < sequence_length:
+        with pytest.raises(DataError, match=rf"{sum(lengths)} tokens, fewer than one row of {sequence_length}"):
+            concatenate(np.array(lengths), sequence_length)
+        return
+    packing = concatenate(np.array(lengths), sequence_length)
+    stream = [(document, position) for document, length in enumerate(lengths) for position in range(length)]
+    laid = [
+        (document, position)
+        for document, start, length in zip(packing.document, packing.start, packing.length, strict=True)
+        for position in range(start, start + length)
+    ]
+    assert laid == stream
+    filled = np.add.reduceat(packing.length, packing.row_offsets[:-1])
+    assert (filled[:-1] == sequence_length).all()
+    assert 0 < filled[-1] <= sequence_length
 
 
 @settings(max_examples=100)
@@ -90,12 +104,12 @@ def test_it_is_deterministic_and_fast():
 
 
 @settings(max_examples=60)
-@given(st.lists(st.integers(1, 40), min_size=3, max_size=30))
-def test_rows_hold_documents_that_start_with_end_of_text(lengths: list[int]):
+@given(st.lists(st.integers(1, 40), min_size=3, max_size=30), st.sampled_from([pack, concatenate]))
+def test_rows_hold_documents_that_start_with_end_of_text(lengths: list[int], pack_documents):
     T = 16
     lengths = [T, *lengths]
     tokens = NumberedTokens(lengths)
-    packing = pack(tokens.document_lengths, T)
+    packing = pack_documents(tokens.document_lengths, T)
     dataset = PackedDataset(tokens, packing, eos_token_id=EOS, pad_token_id=PAD)
     labels: list[int] = []
     for i in range(len(dataset)):
@@ -122,6 +136,51 @@ def test_rows_hold_documents_that_start_with_end_of_text(lengths: list[int]):
             assert shifted[at : at + length].tolist() == whole[start : start + length].tolist()
     everything = np.concatenate([tokens.tokens(d, 0, n) for d, n in enumerate(lengths)])
     assert sorted(labels) == sorted(everything.tolist())
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 40), min_size=3, max_size=30), st.sampled_from([pack, concatenate]))
+def test_bounds_for_varlen_attention_are_those_of_the_pieces(lengths: list[int], pack_documents):
+    T = 16
+    lengths = [T, *lengths]
+    packing = pack_documents(np.array(lengths), T)
+    dataset = PackedDataset(NumberedTokens(lengths), packing, eos_token_id=EOS, pad_token_id=PAD)
+    indexes = [packing.num_rows - 1, 0, packing.num_rows // 2]
+    bounds = document_bounds(dataset.rows(indexes)["position_ids"])
+    expected = []
+    for row in indexes:
+        pieces = packing.length[packing.row_offsets[row] : packing.row_offsets[row + 1]].tolist()
+        expected += pieces + ([T - sum(pieces)] if sum(pieces) < T else [])  # padding is a piece as well
+    assert bounds["cu_seq_lens_q"].dtype == bounds["cu_seq_lens_k"].dtype == torch.int32
+    assert bounds["cu_seq_lens_q"].tolist() == bounds["cu_seq_lens_k"].tolist() == [0, *np.cumsum(expected).tolist()]
+    assert bounds["max_length_q"] == bounds["max_length_k"] == max(expected)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 40), min_size=3, max_size=30), st.sampled_from([pack, concatenate]), st.integers(0, 9))
+def test_what_a_document_gives_as_context_is_no_label(lengths: list[int], pack_documents, seed: int):
+    """A chat document: only some of its tokens are labels, whatever row they fall into; inputs stay whole."""
+    masks = {d: np.random.default_rng([seed, d]).random(n) < 0.5 for d, n in enumerate([16, *lengths]) if d % 3}
+
+    class Chats(NumberedTokens):
+        def label_mask(self, document: int, start: int, stop: int) -> np.ndarray | None:
+            return masks[document][start:stop] if document in masks else None
+
+    packing = pack_documents(np.array([16, *lengths]), 16)
+    plain, chats = (
+        PackedDataset(kind([16, *lengths]), packing, eos_token_id=EOS, pad_token_id=PAD).rows(range(packing.num_rows))
+        for kind in (NumberedTokens, Chats)
+    )
+    assert torch.equal(plain["input_ids"], chats["input_ids"])
+    tokens = NumberedTokens([16, *lengths])
+    expected = sorted(
+        token
+        for d, n in enumerate(tokens.document_lengths)
+        for token in tokens.tokens(d, 0, n)[masks.get(d, np.ones(n, bool))].tolist()
+    )
+    labels = chats["shift_labels"]
+    assert sorted(labels[labels != -100].tolist()) == expected
+    assert torch.equal(labels[labels != -100], plain["shift_labels"][labels != -100])
 
 
 def test_a_row_that_is_not_there():

@@ -65,6 +65,56 @@ def test_a_source_in_a_list_is_checked_too(make_recipe):
         make_recipe(data={"path": None, "sources": [{"path": "x", "text_colum": "t"}]})
 
 
+class TestSources:
+    def sources(self, *sources, **data):
+        return {"path": None, "sources": [{"path": f"s{i}", **fields} for i, fields in enumerate(sources)], **data}
+
+    def test_weights_are_parts_of_one(self, make_recipe):
+        data = make_recipe(data=self.sources({"weight": 3}, {"weight": 1, "name": "fr"})).data
+        assert data.weights() == {"s0": 0.75, "s1:fr": 0.25}
+        assert make_recipe(data=self.sources({}, {})).data.weights() is None
+        assert make_recipe().data.weights() is None
+
+    def test_a_source_takes_what_it_does_not_say_from_the_section(self, make_recipe):
+        data = make_recipe(
+            data=self.sources({"on_bad_row": "error"}, {"min_chars": 7}, on_bad_row="skip", min_chars=5, max_chars=9)
+        ).data
+        shown = [(source.on_bad_row, source.min_chars, source.max_chars) for source in data.all_sources()]
+        assert shown == [("error", 5, 9), ("skip", 7, 9)]
+        (only,) = make_recipe(data={"max_chars": 9}).data.all_sources()
+        assert (only.on_bad_row, only.min_chars, only.max_chars) == ("error", None, 9)
+
+    def test_every_setting_survives_being_written_out(self, make_recipe):
+        recipe = make_recipe(
+            data=self.sources(
+                {"text_template": "# {t}\n\n{b}", "weight": 0.5}, {"messages_column": "m", "weight": 0.5},
+                on_bad_row="skip",
+            )
+        )  # fmt: skip
+        assert recipe_from_fields(yaml.safe_load(recipe_to_yaml(recipe))) == recipe
+
+    @pytest.mark.parametrize(
+        ("sources", "data", "message"),
+        [
+            ([{"weight": 1}, {}], {}, "data.sources has weights, but none for s1; give all of them one, or none"),
+            ([{"weight": -1}], {}, "data.sources.0.weight is -1: input should be greater than 0"),
+            ([{"weight": 1}, {"weight": 1, "path": "s0"}], {}, "names s0 twice"),
+            ([{"text_template": "{a"}], {}, "data.sources.0.text_template is '{a': expected '}'"),
+            ([{"text_template": "{a:x}"}], {}, "{a} has a format after its name"),
+            ([{"messages_column": "m"}], {"split_by": "tail"}, "split_by: tail cuts conversations"),
+            ([{"min_chars": 8}], {"max_chars": 7}, "data.min_chars (8) is more than max_chars (7) for s0"),
+            ([{"on_bad_row": "ignore"}], {}, "data.sources.0.on_bad_row is 'ignore'"),
+            ([{}], {"on_bad_row": "ignore"}, "data.on_bad_row is 'ignore'"),
+            ([{"weigth": 1}], {}, "unknown key data.sources.0.weigth; did you mean weight?"),
+        ],
+    )
+    def test_mistakes(self, make_recipe, sources, data, message):
+        with pytest.raises(RecipeError) as caught:
+            make_recipe(data=self.sources(*sources, **data))
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
 class TestOverrides:
     def test_values_are_read_as_yaml(self):
         recipe = load_recipe(

@@ -2,10 +2,6 @@ import errno
 import json
 import os
 import pickle
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +10,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tercet.tokenizer import encode_documents, train_tokenizer
-from tercet.training import shards
+from tercet.training import encode_worker
 from tercet.training.documents import DataError, Document
 from tercet.training.shards import PreparedData, TokenSet, prepare
+from tercet.training.skips import SkipReport
 
 TEXTS = [f"Document {i}: " + "word " * (i % 40) + "é🙂\r\n" for i in range(300)]
 DOCUMENTS = [Document(text, "even" if i % 2 == 0 else "odd") for i, text in enumerate(TEXTS)]
@@ -86,6 +83,32 @@ def test_the_end_of_text_in_a_text_is_text(tmp_path: Path, tokenizer):
     assert data.validation.num_tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("other", "kept"), [("one  two\n", 1), ("one two", 1), ("one two three", 2), ("o\u0308ne two", 2)]
+)
+def test_duplicates_but_for_white_space_go_where_that_is_asked_for(tmp_path: Path, tokenizer, other: str, kept: int):
+    documents = [Document("one two", "x"), Document(other, "x")]
+    settings = {"validation_fraction": 0.0, "drop_duplicates": "normalized"}
+    data = prepared(documents, tokenizer, tmp_path, **settings)
+    assert (data.report.documents, data.report.duplicates_dropped) == (kept, 2 - kept)
+    exact = prepared(documents, tokenizer, tmp_path / "exact", validation_fraction=0.0)
+    assert exact.report.documents == (1 if other == "one two" else 2)
+
+
+def test_what_reading_left_out_stands_in_the_set(tmp_path: Path, tokenizer):
+    skips = SkipReport()
+
+    def read() -> Iterator[Document]:
+        yield from DOCUMENTS
+        skips.add("odd", "not_json", "odd.jsonl, line 7", 3)
+
+    data = prepared(read(), tokenizer, tmp_path, skips=skips)
+    assert data.skips.count("odd", "not_json") == 3
+    assert "line 7" in "".join(data.skips.lines())
+    assert prepared(DOCUMENTS, tokenizer, tmp_path / "none").skips.count() == 0
+    assert "skipped" not in json.loads((tmp_path / "none" / "manifest.json").read_text())
+
+
 def test_tokens_outside_a_document_are_refused(tmp_path: Path, tokenizer):
     train = prepared(DOCUMENTS, tokenizer, tmp_path).train
     with pytest.raises(IndexError):
@@ -99,12 +122,11 @@ def test_workers_map_the_files_instead_of_copying_them(tmp_path: Path, tokenizer
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 137, 299, 300])
-def test_an_interrupted_preparation_goes_on_with_equal_bytes(tmp_path: Path, tokenizer, monkeypatch, stop_at: int):
+def test_an_interrupted_preparation_goes_on_with_equal_bytes(tmp_path: Path, tokenizer, stop_at: int):
     def interrupted() -> Iterator[Document]:
         yield from DOCUMENTS[:stop_at]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shards, "_DOCUMENTS_PER_BATCH", 10)
     prepared(DOCUMENTS, tokenizer, tmp_path / "whole")
     data_dir = tmp_path / "parts"
     with pytest.raises(KeyboardInterrupt):
@@ -119,37 +141,21 @@ def test_an_interrupted_preparation_goes_on_with_equal_bytes(tmp_path: Path, tok
     assert all(path.stat().st_mtime_ns == made for path, made in times.items())
 
 
-def test_a_killed_process_leaves_what_the_next_one_takes_up(tmp_path: Path, tokenizer):
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    program = """
-import sys, time
-from transformers import AutoTokenizer
-from tercet.training import shards
-from tercet.training.documents import Document
-shards._DOCUMENTS_PER_BATCH = 10
-def slowly():
-    for i in range(300):
-        yield Document(f"Document {i}: " + "word " * (i % 40) + "é🙂\\r\\n", "even" if i % 2 == 0 else "odd")
-        time.sleep(60 if i == 200 else 0)
-shards.prepare(slowly(), AutoTokenizer.from_pretrained(sys.argv[1]), sys.argv[2], validation_fraction=0.1,
-    split_by="document", drop_duplicates=True, progress=False, tokens_per_shard=2000)
-"""
-    data_dir = tmp_path / "data"
-    child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "tokenizer"), str(data_dir)])
-    deadline = time.monotonic() + 60
-    while not (data_dir / "shard-00001.npz").exists() and child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-    (data_dir / ".shard-00002.bin.x1.writing").write_bytes(b"half")  # as a kill inside a write leaves it
-    prepared(DOCUMENTS, tokenizer, data_dir)
+def test_what_was_encoded_before_a_bad_document_is_kept(tmp_path: Path, tokenizer):
+    bad = [*DOCUMENTS[:200], Document("a\ud800", "odd"), *DOCUMENTS[200:]]
+    with pytest.raises(DataError, match="Document 201 of odd holds a lone surrogate"):
+        prepared(bad, tokenizer, tmp_path)
+    kept = files(tmp_path)
+    assert len(kept) >= 4
     prepared(DOCUMENTS, tokenizer, tmp_path / "whole")
-    assert files(data_dir) == files(tmp_path / "whole")
+    assert kept.items() <= files(tmp_path / "whole").items()
 
 
 def test_a_finished_set_is_not_made_again_but_read(tmp_path: Path, tokenizer, monkeypatch):
     first = prepared(DOCUMENTS, tokenizer, tmp_path)
-    monkeypatch.setattr(shards, "encode_documents", lambda _, texts: [] if not texts else pytest.fail("tokenized"))
+    monkeypatch.setattr(encode_worker, "encode_pieces", lambda _, pieces, *__: pytest.fail(f"tokenized {pieces}"))
+    with pytest.raises(pytest.fail.Exception):
+        prepared(DOCUMENTS, tokenizer, tmp_path / "new")
     # What an earlier call of the tokenizer left in it does not change what documents become.
     tokenizer.backend_tokenizer.enable_truncation(5)
     try:
@@ -180,6 +186,19 @@ def test_a_change_makes_the_set_that_would_be_made_from_scratch(tmp_path: Path, 
     assert stored(again.train) == stored(fresh.train)
     assert stored(again.validation) == stored(fresh.validation)
     assert again.report == fresh.report
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", '{"fingerprint": "0"}', "{", '"text"'])
+def test_a_manifest_that_is_none_is_refused_and_made_anew(tmp_path: Path, tokenizer, content: str):
+    prepared(DOCUMENTS, tokenizer, tmp_path)
+    whole = files(tmp_path)
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(DataError, match=r"manifest\.json is no .*Prepare the data again") as caught:
+        PreparedData.open(tmp_path)
+    assert "\n" not in str(caught.value)
+    prepared(DOCUMENTS, tokenizer, tmp_path)
+    assert files(tmp_path) == whole
 
 
 @pytest.mark.parametrize("damage", ["cut", "index", "missing"])
@@ -213,6 +232,18 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_file(tmp_path: Path, tokeniz
     assert sorted(files(tmp_path)) == ["shard-00000.bin", "shard-00000.npz", "shard-00001.bin"]
     monkeypatch.undo()
     assert prepared(DOCUMENTS, tokenizer, tmp_path).report.documents == 300
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
+def test_a_disk_that_fills_amid_a_shard_is_one_line(tmp_path: Path, tokenizer, monkeypatch):
+    def full(handle: int, *_: object, **__: object):
+        os.close(handle)
+        return Path("/dev/full").open("wb", buffering=64)
+
+    monkeypatch.setattr(os, "fdopen", full)
+    with pytest.raises(DataError, match=r"The disk is full: .*shard-00000\.bin could not be written\. Free some space"):
+        prepared(DOCUMENTS, tokenizer, tmp_path)
+    assert files(tmp_path) == {}
 
 
 def test_a_folder_of_something_else_keeps_its_files(tmp_path: Path, tokenizer):

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tercet.training.split import DuplicateFilter, document_digest, is_validation, split_tail
+from tercet.training.split import document_digest, is_validation, part_of, split_tail
 
 plain_text = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -34,6 +34,12 @@ def test_a_fraction_that_is_none_is_refused(fraction: float):
         split_tail("text", fraction)
 
 
-def test_duplicates_are_known_again():
-    seen = DuplicateFilter()
-    assert [seen.is_duplicate(document_digest(text)) for text in ("a", "b", "a", "a ")] == [False, False, True, False]
+def test_parts_are_even_and_each_has_its_share_of_both_splits():
+    texts = [f"document {i}" for i in range(20_000)]
+    for num_parts in (2, 3, 16):
+        parts = [part_of(document_digest(text), num_parts) for text in texts]
+        held_out = [is_validation(text, 0.1) for text in texts]
+        for number in range(num_parts):
+            mine = [held for held, part in zip(held_out, parts, strict=True) if part == number]
+            assert len(mine) == pytest.approx(20_000 / num_parts, rel=0.12)
+            assert sum(mine) / len(mine) == pytest.approx(0.1, abs=0.03)

@@ -1,0 +1,223 @@
+"""`tercet tokenizer train`, once transformers may be imported."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from tercet.tokenizer import ReportText, SampleCounts, TokenizerReport, make_report, train_tokenizer
+from tercet.tokenizer.report import REPORT_NAME, SourceFigures, readable
+from tercet.tokenizer.sampling import MIN_SAMPLE_BYTES
+from tercet.tokenizer.training import MAX_BYTES, MAX_DOCUMENTS
+from tercet.training.documents import Document
+from tercet.training.errors import UserError, as_user_error
+from tercet.training.run_folder import place_files, temporary_folder
+from tercet.training.sources import Source, read_documents
+from tercet.training.split import is_validation
+
+logging.disable_progress_bar()
+
+HELD_OUT = 0.05
+"""Part of the documents that is not trained on: those that a recipe holds out, where it says nothing else."""
+
+_SIZE = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_TABLE_WIDTH = 110
+_SEPARATOR = "\x1f"  # ASCII's own "unit separator"; the first of a row is ours
+
+
+@dataclass(frozen=True)
+class TokenizerRequest:
+    """What the command line asks for.
+
+    Attributes:
+        data: Files, folders, globs or Hub datasets.
+        source_column: Column that names each row's source, for the report; None is the path.
+        max_bytes: As the user writes it ("256MB"); None is the default.
+        compare: Folders, or names on the Hub, of tokenizers to measure beside this one.
+    """
+
+    data: list[str]
+    output: Path
+    vocab_size: int
+    text_column: str = "text"
+    source_column: str | None = None
+    max_bytes: str | None = None
+    max_documents: int | None = None
+    with_report: bool = False
+    compare: tuple[str, ...] = ()
+
+
+def run_tokenizer_train(request: TokenizerRequest) -> None:
+    """`tercet tokenizer train`."""
+    output = request.output
+    if not request.data:
+        raise UserError("nothing to train on: name files, folders, globs or Hub datasets")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} exists and is not an empty folder: choose another output folder")
+    max_bytes = MAX_BYTES if request.max_bytes is None else parse_size(request.max_bytes, "--max-bytes")
+    if max_bytes < MIN_SAMPLE_BYTES:
+        raise UserError(f"--max-bytes {request.max_bytes} is too small a sample: give at least {MIN_SAMPLE_BYTES}")
+    compared = _names(request.compare, output.name)
+    for path in compared.values():  # a mistake shows now, but a folder's memory is not held beside the training's
+        if not (Path(path) / "tokenizer.json").is_file():
+            _load_other(path)
+    counts: list[SampleCounts] = []
+    with ReportText() as text:
+        texts = _TrainingTexts(request, text)
+        with as_user_error("--vocab-size"):
+            tokenizer = train_tokenizer(
+                iter(texts), request.vocab_size, max_bytes=max_bytes,
+                max_documents=request.max_documents or MAX_DOCUMENTS,
+                show_progress=sys.stderr.isatty(), on_text_used=counts.append,
+            )  # fmt: skip
+        if not len(text):  # no document fell to the held-out part: there are few
+            texts.held_out = False
+            for document in _documents(request):
+                text.add(document.text, document.source)
+        others = {name: _load_other(path) for name, path in compared.items()}
+        report = make_report({output.name: tokenizer, **others}, text, held_out=texts.held_out)
+    _save(tokenizer, report if request.with_report else None, output)
+    _say_result(request, report, counts[0])
+    if request.with_report:
+        print_report(report)
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes of "256MB" (a million each), "1.5GiB" or "4096".
+
+    Raises:
+        UserError: If it is none of these.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UserError(f"{option} {text!r} is no size: give bytes, or a number with kB, MB, GB, such as 256MB")
+    number, unit, binary = match.groups()
+    base = 1024 if binary else 1000
+    return int(float(number.replace("_", "").replace(",", "")) * base ** " KMGT".index(unit.upper() or " "))
+
+
+class _TrainingTexts:
+    """The texts to train on; those held out go into the report's text on the way."""
+
+    def __init__(self, request: TokenizerRequest, text: ReportText) -> None:
+        self._request = request
+        self._text = text
+        self.held_out = True
+
+    def __iter__(self) -> Iterator[str]:
+        has_text = False
+        for document in _documents(self._request):
+            if is_validation(document.text, HELD_OUT):
+                self._text.add(document.text, document.source)
+            else:
+                has_text = True
+                yield document.text
+        if not has_text:  # all of them, one or two, fell to the held-out part
+            self.held_out = False
+            yield from (document.text for document in _documents(self._request))
+
+
+def _documents(request: TokenizerRequest) -> Iterator[Document]:
+    for path in request.data:
+        if request.source_column is None:
+            yield from read_documents(Source(path=path, text_column=request.text_column))
+        else:
+            yield from _labelled_documents(path, request.text_column, request.source_column)
+
+
+def _labelled_documents(path: str, text_column: str, source_column: str) -> Iterator[Document]:
+    """Documents whose source is what a column says: read as one text with it, and taken apart again."""
+    template = f"{{{source_column}}}{_SEPARATOR}{{{text_column}}}"
+    for document in read_documents(Source(path=path, text_template=template)):
+        label, found, text = document.text.partition(_SEPARATOR)
+        if not found:  # no row, but a whole text file
+            yield document
+        elif text:
+            yield Document(text, label)
+
+
+def _names(paths: tuple[str, ...], own: str) -> dict[str, str]:
+    """Short names for the columns of the table: the folder's, or the whole path where two would be called the same."""
+    short = [Path(path).name for path in paths]
+    return {
+        name if short.count(name) == 1 and name != own else path: path for name, path in zip(short, paths, strict=True)
+    }
+
+
+def _load_other(path: str) -> PreTrainedTokenizerFast:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise UserError(f"--compare {path}: no tokenizer that AutoTokenizer loads ({reason[0]})") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UserError(f"--compare {path}: the tokenizer has no tokenizer.json, so it cannot be run on so much text")
+    return tokenizer
+
+
+def _save(tokenizer: PreTrainedTokenizerFast, report: TokenizerReport | None, output: Path) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(output) as temporary:
+        tokenizer.save_pretrained(temporary)
+        if report is not None:
+            content = json.dumps(report.to_dict(), ensure_ascii=False, indent=1) + "\n"
+            (Path(temporary) / REPORT_NAME).write_text(content, encoding="utf-8")
+        place_files(Path(temporary), output, last="tokenizer.json")
+
+
+def _say_result(request: TokenizerRequest, report: TokenizerReport, counts: SampleCounts) -> None:
+    total = report.total
+    where = "held-out text" if report.held_out else "the text that it was trained on"
+    typer.echo(
+        f"{request.output}: {report.tokenizers[report.name]:,} tokens, "
+        f"{total.bytes_per_token(report.name):.2f} bytes per token on {total.num_bytes / 1e6:.2f} MB of {where}"
+    )
+    if not counts.is_whole:
+        typer.echo(
+            f"Trained on a sample by hash: {counts.kept_bytes / 1e6:,.1f} of {counts.seen_bytes / 1e6:,.1f} MB, "
+            f"{counts.kept_pieces:,} of {counts.seen_pieces:,} documents, a long one once for each piece of it"
+        )
+
+
+def print_report(report: TokenizerReport) -> None:
+    """The table, and a line each for unused and for the longest tokens."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+    table.add_column("Source")
+    for heading in ("MB", "Bytes per token", "Tokens per word", *_headings(report)):
+        table.add_column(heading, justify="right")
+    for name, figures in report.sources.items():
+        table.add_row(name, *_cells(report, figures))
+    if len(report.sources) > 1:
+        table.add_section()
+        table.add_row("all of these", *_cells(report, report.total))
+    console = Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH)
+    console.print(table)
+    vocab_size, unused = report.tokenizers[report.name], len(report.unused_tokens)
+    typer.echo(
+        f"Unused     {unused:,} of {vocab_size:,} tokens ({unused / vocab_size:.1%}) came up nowhere in these "
+        f"{report.total.num_bytes / 1e6:.2f} MB"
+    )
+    typer.echo(f"Longest    {'  '.join(map(readable, report.longest_tokens))}")
+
+
+def _headings(report: TokenizerReport) -> list[str]:
+    return [f"{name} ({size:,})" for name, size in list(report.tokenizers.items())[1:]]
+
+
+def _cells(report: TokenizerReport, figures: SourceFigures) -> list[str]:
+    others = list(report.tokenizers)[1:]
+    return [
+        f"{figures.num_bytes / 1e6:.2f}",
+        f"{figures.bytes_per_token(report.name):.3f}",
+        f"{figures.fertility(report.name):.3f}",
+        *(f"{figures.bytes_per_token(name):.3f}" for name in others),
+    ]

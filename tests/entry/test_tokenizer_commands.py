@@ -1,0 +1,128 @@
+"""`tercet tokenizer train`: what it learns from, what it holds out, what it reports."""
+
+import json
+
+import pytest
+from transformers import AutoTokenizer
+
+from tercet.tokenizer_commands import HELD_OUT, parse_size
+from tercet.training.errors import UserError
+from tercet.training.split import is_validation
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Documents of two sources; those that are held out hold a word of their own."""
+    documents = []
+    for number in range(400):
+        text = f"{number} the quick brown fox jumps over the lazy dog " * 3
+        if is_validation(text, HELD_OUT):
+            for attempt in range(1000):
+                marked = text + f"zyzzyva{attempt} " + "zyzzyva " * 20
+                if is_validation(marked, HELD_OUT):
+                    text = marked
+                    break
+        documents.append({"text": text, "from": "even" if number % 2 == 0 else "odd", "body": "unlike text"})
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in documents), encoding="utf-8")
+    assert "zyzzyva" in path.read_text()
+    return path
+
+
+def test_documents_that_a_recipe_holds_out_are_not_learned_from(tercet, rows, tmp_path):
+    shown = tercet("tokenizer", "train", "--data", rows, "--vocab-size", 300, "--output", tmp_path / "tok", "--report")
+    assert shown.code == 0, shown.err
+    assert "of held-out text" in shown.out
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "tok").get_vocab()
+    assert not [token for token in tokens if "zyz" in token or "zzy" in token]
+    report = json.loads((tmp_path / "tok" / "tokenizer_report.json").read_text())
+    assert report["held_out"] is True
+    held_out = sum(is_validation(json.loads(line)["text"], HELD_OUT) for line in rows.open())
+    assert report["total"]["num_documents"] == held_out > 5
+
+
+def test_report_by_source_beside_another_tokenizer(tercet, rows, tmp_path, small_tokenizer):
+    small_tokenizer.save_pretrained(tmp_path / "other")
+    shown = tercet(
+        "tokenizer", "train", rows, "--vocab-size", 300, "-o", tmp_path / "tok", "--source-column", "from",
+        "--compare", tmp_path / "other",
+    )  # fmt: skip
+    assert shown.code == 0, shown.err
+    for part in (
+        "Bytes per token",
+        "Tokens per word",
+        "other (1,024)",
+        "even",
+        "odd",
+        "all of these",
+        "Unused",
+        "Longest",
+    ):
+        assert part in shown.out, part
+    report = json.loads((tmp_path / "tok" / "tokenizer_report.json").read_text())
+    assert set(report["sources"]) == {"even", "odd"}
+    assert f"{report['sources']['odd']['bytes_per_token']['other']:.3f}" in shown.out
+
+
+def test_without_report_there_is_one_line_and_no_file(tercet, rows, tmp_path):
+    shown = tercet("tokenizer", "train", rows, "--vocab-size", 300, "-o", tmp_path / "tok")
+    assert shown.code == 0, shown.err
+    assert len(shown.out.splitlines()) == 1
+    assert not (tmp_path / "tok" / "tokenizer_report.json").exists()
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_one_document_is_learned_from_whatever_its_hash(tercet, tmp_path, held_out):
+    texts = (f"only document number {number}" for number in range(1000))
+    (tmp_path / "one.txt").write_text(next(text for text in texts if is_validation(text, HELD_OUT) is held_out))
+    shown = tercet("tokenizer", "train", tmp_path / "one.txt", "--vocab-size", 261, "-o", tmp_path / "tok")
+    assert shown.code == 0, shown.err
+    assert "of the text that it was trained on" in shown.out
+
+
+def test_a_budget_takes_a_sample_and_says_so(tercet, rows, tmp_path):
+    shown = tercet("tokenizer", "train", rows, "--vocab-size", 300, "-o", tmp_path / "tok", "--max-bytes", "20kB")
+    assert shown.code == 0, shown.err
+    assert "Trained on a sample by hash: 0.0 of 0.1 MB" in shown.out
+    shown = tercet("tokenizer", "train", rows, "--vocab-size", 300, "-o", tmp_path / "tok2", "--max-documents", 30)
+    assert ", 30 of 3" in shown.out
+
+
+def test_text_column(tercet, rows, tmp_path):
+    command = ["tokenizer", "train", rows, "--vocab-size", 262, "-o", tmp_path / "tok"]
+    assert tercet(*command, "--text-column", "body").code == 0
+    learned = AutoTokenizer.from_pretrained(tmp_path / "tok").convert_ids_to_tokens([260, 261])
+    assert all(token.replace("Ġ", " ") in "unlike text" for token in learned), learned
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "nothing to train on"),
+        (["FILE", "--max-bytes", "many"], "--max-bytes 'many' is no size"),
+        (["FILE", "--max-bytes", "100"], "too small a sample: give at least 16384"),
+        (["FILE", "--compare", "no/such/folder/at/all"], "--compare no/such/folder/at/all: no tokenizer"),
+        (["FILE", "--source-column", "missing"], "'missing'"),
+        (["FILE", "--vocab-size", "90000"], "--vocab-size: vocab_size=90000 is larger than the corpus supports"),
+    ],
+)
+def test_mistakes_get_one_line_and_leave_nothing(tercet, rows, tmp_path, arguments, says):
+    words = [rows if word == "FILE" else word for word in arguments]
+    shown = tercet("tokenizer", "train", *words, "--output", tmp_path / "tok")
+    assert shown.code == 2
+    assert says in shown.err and len(shown.err.splitlines()) == 1
+    assert not (tmp_path / "tok").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("256MB", 256_000_000), ("1.5GiB", 3 << 29), ("64 kB", 64_000), ("500_000", 500_000), ("2g", 2_000_000_000)],
+)
+def test_sizes(text, size):
+    assert parse_size(text, "--max-bytes") == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-5", "5 apples", "1e9"])
+def test_what_is_no_size(text):
+    with pytest.raises(UserError, match="is no size"):
+        parse_size(text, "--max-bytes")
