@@ -19,6 +19,7 @@ consumes, measured here in a short run of its recipe.
 """
 
 import argparse
+import contextlib
 import gzip
 import json
 import os
@@ -255,7 +256,8 @@ def measure_loader(prepared: Path, scratch: Path, arguments: argparse.Namespace)
 
     quick = [f"training.num_steps={arguments.demo_steps}", "samples.prompts=[]"]
     recipe = load_recipe("demo", [*quick, *(["tokenizer.vocab_size=400"] if arguments.smoke else [])])
-    outcome = train(recipe, output_dir=scratch / "demo", say=note)
+    with contextlib.redirect_stdout(sys.stderr):  # its progress is no part of the tables
+        outcome = train(recipe, output_dir=scratch / "demo", say=note)
     if outcome.loop is None or outcome.loop.interrupted_by:
         raise SystemExit("the run of the demo was stopped before its end: its speed says nothing")
     data, training = PreparedData.open(prepared), recipe.training
