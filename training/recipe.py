@@ -108,7 +108,8 @@ class OptimizerSection(Section):
     name: Literal["muon", "adamw"] = Field("muon", description="muon: Muon for matrices, AdamW for everything else")
     learning_rate: float = Field(5e-3, gt=0, description="AdamW's")
     matrix_learning_rate: float = Field(0.02, gt=0, description="Muon's, scaled by 0.2 sqrt(max(rows, columns))")
-    weight_decay: float = Field(0.1, ge=0, description="decoupled, on matrices only")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled, on the matrices of the blocks")
+    embedding_weight_decay: float = Field(0.0, ge=0, description="the same on embeddings and head")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), description="AdamW's; its epsilon is 1e-10"
     )
@@ -116,7 +117,17 @@ class OptimizerSection(Section):
     schedule: Literal["cosine", "warmup_stable_decay", "constant"] = "warmup_stable_decay"
     warmup_steps: int = Field(20, ge=0)
     decay_fraction: float = Field(0.6, ge=0, le=1, description="share of the run that warmup_stable_decay decays over")
+    decay_steps: int | None = Field(None, ge=1, description="the same in steps, instead of decay_fraction")
     final_fraction: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of its peak")
+    z_loss: float = Field(0.0, ge=0, description="times the squared log of the softmax's denominator, per token")
+    ema_decay: float | None = Field(None, gt=0, lt=1, description="keep a running average of the weights; it is saved")
+
+
+class BatchSizeStage(Section):
+    """A stage of the batch-size warm-up: the global batch size of the steps before one."""
+
+    until_step: int = Field(ge=1)
+    global_batch_size: int = Field(ge=1)
 
 
 class TrainingSection(Section):
@@ -126,18 +137,35 @@ class TrainingSection(Section):
     sequence_length: int = Field(256, ge=2, description="tokens in a row, T")
     global_batch_size: int = Field(32, ge=1, description="rows in a global batch, over all devices")
     per_device_batch_size: int = Field(16, ge=1, description="rows in one forward pass; the rest is accumulated")
+    batch_size_warmup: tuple[BatchSizeStage, ...] = Field((), description="smaller global batches at first, in stages")
+    branch_from: str | None = Field(
+        None, description="checkpoint of another run of the same model and data, whose steps count as this run's"
+    )
     packing: Literal["best_fit", "concatenate"] = Field(
         "best_fit", description="whole documents where they fit, or one document behind the other cut every T tokens"
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    gradient_checkpointing: bool = False
+    sharding: Literal["none", "full"] = Field(
+        "none", description="none: every process holds all weights (DDP); full: a part of each (FSDP2)"
+    )
+    gradient_checkpointing: bool | Annotated[int, Field(ge=1)] = Field(
+        False, description="true: activations of every block are computed again; n: of every n-th block"
+    )
     compile: bool = Field(False, description="torch.compile the model; needs a C++ compiler")
     num_threads: int | None = Field(None, ge=1, description="CPU threads; None leaves torch's choice")
     log_every: int = Field(10, ge=1)
     evaluate_every: int = Field(100, ge=1)
     save_every: int = Field(200, ge=1)
+    sample_every: int | None = Field(None, ge=1, description="show text generated from samples.prompts")
     keep_last: int = Field(2, ge=1, description="checkpoints to keep for resuming")
+    keep_every: int | None = Field(None, ge=1, description="keep those of steps that it divides, too")
+    keep_best: bool = Field(False, description="keep the one of the lowest validation loss, too")
+    max_hours: float | None = Field(None, gt=0, description="save and end before this time is over, from the start")
+    max_bad_steps: int = Field(3, ge=0, description="steps in a row with a gradient that is not finite, left out")
+    spike_factor: float = Field(
+        2.0, gt=1, description="report a loss above the recent median by this factor times its usual distance"
+    )
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
 
 

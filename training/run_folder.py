@@ -40,8 +40,11 @@ _WRITTEN = (
 
 # What a run may change and still be the same run: the same rows in the same order, the same updates but for rounding.
 _FREE_SECTIONS = ("output_dir", "samples", "card")
-_FREE_TRAINING_FIELDS = ("per_device_batch_size", "device", "num_threads", "log_every", "evaluate_every", "save_every",
-                         "keep_last", "trackers", "compile")  # fmt: skip
+_FREE_TRAINING_FIELDS = (
+    "per_device_batch_size", "device", "num_threads", "sharding", "gradient_checkpointing", "compile",
+    "log_every", "evaluate_every", "sample_every", "save_every", "keep_last", "keep_every", "keep_best",
+    "max_hours", "max_bad_steps", "spike_factor", "trackers",
+)  # fmt: skip
 
 
 def open_run_folder(recipe: Recipe, output_dir: Path, *, restart: bool = False) -> None:
