@@ -11,12 +11,13 @@ E hidden_size, V vocab_size; one new token per row.
 """
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.utils.output_capturing import install_output_capuring_hook
 
 from .attention_tercet import decode_masks
 from .cache_layers_tercet import Slots, TercetCacheLayer
@@ -33,6 +34,8 @@ _MAX_ROWS_ON_CPU = 1
 
 # Added to the start of the visible range: compilers take the numbers 0 and 1 for constants, and others for variables.
 _SHIFT = 2
+
+_INNER_OUTPUTS = ("output_hidden_states", "output_attentions")
 
 Weight = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -110,6 +113,37 @@ def _compile(step: Callable) -> Callable:
     # Weights are looked after here, at less cost than a compiler's guard on every attribute of every module.
     guards: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
     return torch.compile(step, dynamic=True, fullgraph=True, options=guards)
+
+
+def can_ask_for_last_token(model: Any, inputs: torch.Tensor, cache: Any, others: Mapping[str, Any]) -> bool:
+    """Whether a forward whose last logits alone are wanted may leave out all else of the last block.
+
+    In a prompt that is all but the keys and values of an eighth of a model of 8 layers. Not where somebody sees the
+    difference: outputs of hidden states or attentions, hooks on the block, gradients.
+
+    Args:
+        model: A `TercetModel`.
+        inputs: Token ids (B, T), or their embeddings (B, T, E).
+        cache: What the forward is given.
+        others: Further keyword arguments of the forward.
+    """
+    config: TercetConfig = model.config
+    return (
+        inputs.shape[1] > 1
+        and config._attn_implementation == "sdpa"
+        and not model.training
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not any(others.get(name, getattr(config, name, False)) for name in _INNER_OUTPUTS)
+        and not (isinstance(cache, TercetCache) and cache.has_shared_prefix(config.num_hidden_layers - 1))
+        and not any(_is_watched(module) for module in model.layers[-1].modules())
+    )
+
+
+def _is_watched(module: nn.Module) -> bool:
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    # Once somebody has asked for hidden states, transformers leaves its hooks behind, which then do nothing.
+    return any(getattr(hook, "__module__", "") != install_output_capuring_hook.__module__ for hook in hooks)
 
 
 def is_one_token(

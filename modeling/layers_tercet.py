@@ -164,6 +164,7 @@ class TercetAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         attention_mask: torch.Tensor | None = None,
         cache: Cache | None = None,
+        last_token_only: bool = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Mix information between positions.
@@ -173,11 +174,22 @@ class TercetAttention(nn.Module):
             position_embeddings: Cosines and sines, (B, T, D) each; None with learned positions.
             attention_mask: What the attention implementation wants: (B, 1, T, S), a flex block mask, or None.
             cache: Gets the new keys and values and returns all visible ones.
+            last_token_only: Keys and values are made of all T tokens, a query of the last alone; the mask is a tensor
+                or None.
 
         Returns:
-            The output (B, T, E), and the weights (B, H, T, S) where the implementation has them.
+            The output (B, T, E), or (B, 1, E) of the last token, and the weights (B, H, T, S) where the implementation
+            has them.
         """
         batch_size, num_tokens, _ = hidden_states.shape
+        if last_token_only:
+            query, key, value = self.make_heads(hidden_states, position_embeddings, num_queries=1)
+            if cache is not None:
+                key, value = cache.update(key, value, self.layer_idx, kwargs=kwargs)
+            if attention_mask is not None:
+                attention_mask = attention_mask[..., -1:, :]
+            output = decode_attention(query, key, value, attention_mask, self.scaling)
+            return self.o_proj(output.reshape(batch_size, 1, -1)), None
         query, key, value = self.make_heads(hidden_states, position_embeddings)
         if isinstance(cache, TercetCache) and self._reads_segments(cache, num_tokens):
             segments = cache.append(key, value, self.layer_idx)
@@ -208,23 +220,28 @@ class TercetAttention(nn.Module):
         return self.o_proj(output.reshape(batch_size, num_tokens, -1)), weights
 
     def make_heads(
-        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None,
+        num_queries: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries (B, H, T, D), keys and values (B, K, T, D), normalised and rotated."""
-        batch_size, num_tokens, _ = hidden_states.shape
-        if self.fused is not None and self.fused.serves(hidden_states, *self.projections()):
+        """Queries (B, H, T, D), or those of the last `num_queries` tokens; keys and values (B, K, T, D), normalised
+        and rotated.
+        """
+        if num_queries is None and self.fused is not None and self.fused.serves(hidden_states, *self.projections()):
             query, key, value = self.fused(hidden_states)
         else:
-            query, key, value = (projection(hidden_states) for projection in self.projections())
-        query = query.view(batch_size, num_tokens, -1, self.head_dim)  # (B, T, H, D)
-        key = key.view(batch_size, num_tokens, -1, self.head_dim)  # (B, T, K, D)
-        value = value.view(batch_size, num_tokens, -1, self.head_dim)
+            asking = hidden_states if num_queries is None else hidden_states[:, -num_queries:]
+            query, key, value = self.q_proj(asking), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        query, key, value = (states.unflatten(-1, (-1, self.head_dim)) for states in (query, key, value))
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # (B, heads, T, D)
         if self.uses_rope and position_embeddings is not None:
             cos, sin = position_embeddings[0].unsqueeze(1), position_embeddings[1].unsqueeze(1)
-            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+            num_queries = query.shape[2]
+            query = rotate(query, cos[:, :, -num_queries:], sin[:, :, -num_queries:])
+            key = rotate(key, cos, sin)
         return query, key, value
 
     def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
@@ -294,9 +311,14 @@ class TercetDecoderLayer(GradientCheckpointingLayer):
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """The residual stream after this block, (B, T, E); `kwargs` are attention's."""
+        """The residual stream after this block, (B, T, E), or (B, 1, E) with `last_token_only`.
+
+        `kwargs` are attention's.
+        """
         # Gradient checkpointing replays positional tensors and blanks `cache` and `use_cache` among the keywords.
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        if kwargs.get("last_token_only"):
+            hidden_states = hidden_states[:, -1:]
         hidden_states = hidden_states + F.dropout(attended, self.hidden_dropout, self.training)
         expanded = self.mlp(self.post_attention_layernorm(hidden_states))
         return hidden_states + F.dropout(expanded, self.hidden_dropout, self.training)

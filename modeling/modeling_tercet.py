@@ -28,7 +28,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention_tercet import decode_masks
 from .cache_tercet import TercetCache
 from .configuration_tercet import TercetConfig
-from .decode_tercet import DecodeStep, fuse_projections, is_one_token
+from .decode_tercet import DecodeStep, can_ask_for_last_token, fuse_projections, is_one_token
 from .layers_tercet import (
     TercetAttention,
     TercetDecoderLayer,
@@ -123,7 +123,7 @@ class TercetModel(TercetPreTrainedModel):
     @merge_with_config_defaults
     @capture_outputs
     @auto_docstring
-    def forward(  # noqa: D102 - written by `auto_docstring`
+    def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
@@ -131,8 +131,14 @@ class TercetModel(TercetPreTrainedModel):
         cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        last_token_only: bool = False,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
+        r"""
+        last_token_only (`bool`, defaults to `False`):
+            Return the hidden state of the last token alone, (B, 1, E); the last block then asks, and computes, for no
+            other. The cache is filled as ever. For the `sdpa` attention implementation.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
         if inputs_embeds is None:
@@ -165,6 +171,8 @@ class TercetModel(TercetPreTrainedModel):
         position_embeddings = self.rotary_emb(hidden_states, position_ids) if self.rotary_emb is not None else None
         assert self.config.layer_types is not None
         for layer, layer_type in zip(self.layers, self.config.layer_types, strict=False):
+            if last_token_only and layer is self.layers[-1]:
+                kwargs["last_token_only"] = True
             hidden_states = layer(
                 hidden_states,
                 attention_mask=masks[layer_type],
@@ -282,6 +290,11 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
                 step_logits = self.decode_step.logits(self, input_ids, attention_mask, position_ids, cache)
                 if step_logits is not None:
                     return CausalLMOutputWithPast(logits=cast(Any, step_logits), cache=cache)
+        has_labels = labels is not None or kwargs.get("shift_labels") is not None
+        given = input_ids if input_ids is not None else inputs_embeds
+        wants_last = isinstance(logits_to_keep, int) and logits_to_keep == 1 and not has_labels
+        if wants_last and given is not None and can_ask_for_last_token(self.model, given, cache, kwargs):
+            kwargs["last_token_only"] = True
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -291,7 +304,6 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        has_labels = labels is not None or kwargs.get("shift_labels") is not None
         if skip_logits and not has_labels:
             raise ValueError("skip_logits=True needs labels or shift_labels: without logits there is only a loss.")
         loss, logits = None, None

@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture(autouse=True)
+def _compiled_anew(request) -> None:
+    """A slow test compiles for itself, whatever ran before it in this process.
+
+    A function that was compiled for other shapes is compiled again for all shapes, and on a CPU torch 2.13 then writes
+    C++ for flex attention that no compiler takes.
+    """
+    if request.node.get_closest_marker("slow"):
+        import torch
+
+        torch._dynamo.reset()
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""
