@@ -4,8 +4,8 @@ Pieces are gathered into jobs. Of the jobs within a window the largest is begun 
 what comes out is in order, and the same whatever the number of processes. A document of 50 MB is many pieces, and of
 those only the window's are in memory beside the document itself.
 
-Measured on 2 cores, 80 MB to 23 million tokens of a vocabulary of 32k, reading and writing included: 15.8 s with two
-processes, 16.8 s with the threads of `tokenizers` in one. 96 % of a worker's time is the tokenizer's own.
+Each process keeps the ids of the chunks it has met (`tercet.tokenizer.chunking`), which most text is made of; the ids
+are those that the tokenizer gives the whole text.
 """
 
 import itertools
@@ -23,7 +23,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from tokenizers import Tokenizer
 
+from tercet.tokenizer.chunking import chunking_of
 from tercet.training import encode_worker
 from tercet.training.documents import DataError
 
@@ -31,7 +33,7 @@ _JOB_CHARS = 1 << 18
 _JOB_ITEMS = 1 << 14
 _JOBS_PER_WORKER = 4
 _WINDOW_CHARS = 1 << 26  # reached only by long texts of a tokenizer whose text must not be cut
-_SMALL_CHARS = 1 << 22  # less than this is encoded sooner than a worker starts
+_SMALL_CHARS = 1 << 20  # less than this is encoded sooner than a worker starts
 
 
 class Piece(NamedTuple):
@@ -88,8 +90,7 @@ class _Job:
 class PieceEncoder:
     """Encodes pieces with `workers` processes; with one, or while there is little text, by a thread of this process.
 
-    The threads of `tokenizers` are nearly as fast on few cores; on many, its ids must all become Python integers, and
-    then arrays, under the one lock of one interpreter.
+    Threads would not do: looking up chunks holds the one lock of one interpreter.
     """
 
     def __init__(self, state: str, dtype: str, workers: int) -> None:
@@ -159,16 +160,18 @@ class _Staff:
     """Who encodes: a thread at first, processes once there is text enough for them."""
 
     def __init__(self, state: str, dtype: str, workers: int) -> None:
-        self._arguments = (state, dtype, workers)
+        chunking = chunking_of(Tokenizer.from_str(state))
+        # The chunking as a plain tuple: a worker does not know Tercet's classes.
+        self._arguments = (state, dtype, None if chunking is None else (chunking.pattern, chunking.prefixes))
+        self._workers = workers
         self._num_chars = 0
-        self._thread = _ThreadEncoder(state, dtype)
+        self._thread = _ThreadEncoder(*self._arguments)
         self._processes: _ProcessEncoders | None = None
 
     def submit(self, job: _Job) -> None:
         self._num_chars += job.num_chars
-        workers = self._arguments[2]
-        if workers > 1 and self._processes is None and self._num_chars > _SMALL_CHARS:
-            self._processes = _ProcessEncoders(*self._arguments)
+        if self._workers > 1 and self._processes is None and self._num_chars > _SMALL_CHARS:
+            self._processes = _ProcessEncoders(self._arguments, self._workers)
         encoders: _Encoders = self._processes or self._thread
         encoders.submit(job)
 
@@ -181,9 +184,8 @@ class _Staff:
 class _ThreadEncoder:
     """This process: one thread beside the one that reads, and those that `tokenizers` starts."""
 
-    def __init__(self, state: str, dtype: str) -> None:
-        self._backend = encode_worker.load_backend(state)
-        self._dtype = dtype
+    def __init__(self, state: str, dtype: str, chunking: tuple[str, str] | None) -> None:
+        self._encoder = encode_worker.Encoder(state, dtype, chunking)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tercet-encoder")
 
     def submit(self, job: _Job) -> None:
@@ -191,7 +193,7 @@ class _ThreadEncoder:
 
     def _encode(self, job: _Job) -> None:
         try:
-            job.future.set_result(encode_worker.encode_pieces(self._backend, *job.request(), self._dtype))
+            job.future.set_result(encode_worker.encode_pieces(self._encoder, *job.request()))
         except BaseException as error:
             job.future.set_exception(error)
 
@@ -202,11 +204,11 @@ class _ThreadEncoder:
 class _ProcessEncoders:
     """Worker processes, each with a thread here that hands it one job after another, the largest waiting first."""
 
-    def __init__(self, state: str, dtype: str, workers: int) -> None:
+    def __init__(self, encoder_arguments: tuple[Any, ...], workers: int) -> None:
         self._waiting: queue.PriorityQueue[tuple[int, int, _Job | None]] = queue.PriorityQueue()
         self._number = itertools.count()
         self._closed = False
-        first = pickle.dumps((state, dtype), protocol=pickle.HIGHEST_PROTOCOL)
+        first = pickle.dumps(encoder_arguments, protocol=pickle.HIGHEST_PROTOCOL)
         self._processes = [self._start() for _ in range(workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=(process, first), name="tercet-encoder", daemon=True)

@@ -1,0 +1,65 @@
+"""Text in chunks that come again and again, so that their ids can be kept: the words of most text are few.
+
+No word of `LLAMA3_PATTERN` goes on across the border of two chunks, and none looks ahead across it: the ids of the
+chunks, end to end, are the ids of the whole. A chunk is a word or, where that cannot be told for sure, several.
+"""
+
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from tercet.tokenizer.encoding import splits_like_tercet
+
+
+class Chunking(NamedTuple):
+    """How to cut text for one tokenizer; plain strings, which a process that imports no Tercet can be given.
+
+    Attributes:
+        pattern: For Python's `re`; its matches, one after the other, are the text.
+        prefixes: Characters that make one word with the letters behind them.
+    """
+
+    pattern: str
+    prefixes: str
+
+
+# Neither letter, number nor white space to Python and to the pattern, whatever their Unicode versions: ASCII, Latin-1,
+# Arabic, Devanagari, Tibetan, Myanmar and Khmer marks, general punctuation, arrows to dingbats, CJK and full width.
+_MARKS = (
+    r"!-/:-@\[-`{-~\xa1-\xa9\xab\xac\xae-\xb1\xb4\xb6-\xb8\xbb\xbf\xd7\xf7"
+    r"\u060c\u061b\u061f\u06d4\u0964\u0f0d\u104b\u17d4"
+    r"\u2010-\u2027\u2030-\u205e\u2190-\u23ff\u2500-\u2775\u2794-\u27bf"
+    r"\u3001-\u3003\u3008-\u3011\u3014-\u301f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+)
+_ENDS_WORD = rf"(?=[ \t\r\n{_MARKS}]|\Z)"  # behind a letter or number
+
+# `[^\W_]` is within \p{L} and \p{N}, \S within the pattern's; what is on neither side for sure is left to the last two
+# alternatives, which end only before a space behind no white space, or behind a line end before no white space.
+_CHUNK = "|".join(
+    (
+        # Letters with the blank or the one mark before them. (A contraction, 's, is several words at times.)
+        rf"[ \t]?[^\W\d_]++{_ENDS_WORD}",
+        rf"[{_MARKS}][^\W\d_]++{_ENDS_WORD}",
+        # Marks that the letters behind them do not join: a space or a mark stands before the last. Line ends join them.
+        rf"(?: [{_MARKS}]++|[{_MARKS}]{{2,}}+)(?:[\r\n]++|(?=[^\W_]|[ \t]|\Z))",
+        rf"[{_MARKS}](?:[\r\n]++|(?=[0-9 \t]|\Z))",
+        # A number has three digits at most, counted from its start, and joins no blank.
+        rf"[0-9]{{1,3}}+(?=[0-9A-Za-z \t\r\n{_MARKS}]|\Z)",
+        rf" (?=[0-9])|\t(?=[0-9{_MARKS}])",
+        # White space up to its last line end, or to its last blank, which may join what is behind it.
+        r"[ \t\r\n]++(?:(?<=[\r\n])(?=\S)|\Z)",
+        r"[ \t\r\n]+(?=[ \t]\S)",
+        # Letters and digits in one.
+        rf"[ \t{_MARKS}]?[^\W_]++{_ENDS_WORD}",
+        r"\s?\S++(?= |\Z)",
+        r"(?s:.+?)(?:(?<=\S)(?= )|(?<=\n)(?=\S)|\Z)",
+    )
+)
+# No apostrophe: 'so is 's and o.
+_PREFIXES = ' \t!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\u00ab\u201c\u3001\u3002\u300c\uff08\uff0c'
+
+
+def chunking_of(backend: Tokenizer) -> Chunking | None:
+    """How to cut text for this tokenizer with the same ids; None if they may depend on more than the chunk."""
+    is_random = bool(getattr(backend.model, "dropout", None))
+    return Chunking(_CHUNK, _PREFIXES) if splits_like_tercet(backend) and not is_random else None
