@@ -11,16 +11,16 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from tercet.tokenizer import ReportText, SampleCounts, TokenizerReport, make_report, train_tokenizer
 from tercet.tokenizer.report import REPORT_NAME, SourceFigures, readable
 from tercet.tokenizer.sampling import MIN_SAMPLE_BYTES
 from tercet.tokenizer.training import MAX_BYTES, MAX_DOCUMENTS
+from tercet.training.atomic import place_files, temporary_folder
 from tercet.training.documents import Document
 from tercet.training.errors import UserError, as_user_error
-from tercet.training.run_folder import place_files, temporary_folder
 from tercet.training.sources import Source, read_documents
 from tercet.training.split import is_validation
 
@@ -31,7 +31,6 @@ HELD_OUT = 0.05
 
 _SIZE = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _TABLE_WIDTH = 110
-_SEPARATOR = "\x1f"  # ASCII's own "unit separator"; the first of a row is ours
 
 
 @dataclass(frozen=True)
@@ -128,21 +127,8 @@ class _TrainingTexts:
 
 def _documents(request: TokenizerRequest) -> Iterator[Document]:
     for path in request.data:
-        if request.source_column is None:
-            yield from read_documents(Source(path=path, text_column=request.text_column))
-        else:
-            yield from _labelled_documents(path, request.text_column, request.source_column)
-
-
-def _labelled_documents(path: str, text_column: str, source_column: str) -> Iterator[Document]:
-    """Documents whose source is what a column says: read as one text with it, and taken apart again."""
-    template = f"{{{source_column}}}{_SEPARATOR}{{{text_column}}}"
-    for document in read_documents(Source(path=path, text_template=template)):
-        label, found, text = document.text.partition(_SEPARATOR)
-        if not found:  # no row, but a whole text file
-            yield document
-        elif text:
-            yield Document(text, label)
+        source = Source(path=path, text_column=request.text_column)
+        yield from read_documents(source, source_column=request.source_column)
 
 
 def _names(paths: tuple[str, ...], own: str) -> dict[str, str]:
@@ -155,6 +141,10 @@ def _names(paths: tuple[str, ...], own: str) -> dict[str, str]:
 
 def _load_other(path: str) -> PreTrainedTokenizerFast:
     try:
+        if (Path(path) / "tokenizer.json").is_file():
+            return PreTrainedTokenizerFast.from_pretrained(path)
+        from transformers import AutoTokenizer  # imports torch, whose 200 MB would lie beside the training's
+
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[:1] or [type(error).__name__]

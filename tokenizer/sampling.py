@@ -23,6 +23,7 @@ MIN_SAMPLE_BYTES = 1 << 14
 
 _MAX_PIECE_CHARS = 1 << 16
 _PIECES_IN_BUDGET = 64  # at least: a corpus of one document is sampled from end to end
+_READ_AT_ONCE = 1 << 12
 _PERSON = b"tercet sample"  # another hash than the one that holds documents out for validation
 
 
@@ -86,7 +87,8 @@ class TextSampler:
         """
         if not text:
             return
-        for piece in split_document(text, self.piece_chars, 2 * self.piece_chars):
+        is_short = len(text) <= self.piece_chars
+        for piece in (text,) if is_short else split_document(text, self.piece_chars, 2 * self.piece_chars):
             content = piece.encode("utf-8")
             self._seen_pieces += 1
             self._seen_bytes += len(content)
@@ -109,12 +111,19 @@ class TextSampler:
 
     def pieces(self) -> Iterator[str]:
         """The sample, in the order of the hashes: the beginning of it is a sample too."""
+        return (content.decode("utf-8") for content in self.contents())
+
+    def contents(self) -> Iterator[bytes]:
+        """The same in UTF-8."""
         self._trim()
         self._file.flush()
         handle = self._file.fileno()
         offsets, sizes = np.array(self._offsets, np.int64), np.array(self._sizes, np.int64)
-        for index in np.argsort(np.array(self._keys, np.uint64), kind="stable"):
-            yield _read(handle, int(offsets[index]), int(sizes[index])).decode("utf-8")
+        order = np.argsort(np.array(self._keys, np.uint64), kind="stable")
+        for start in range(0, len(order), _READ_AT_ONCE):  # as lists, numbers are read sooner but take more memory
+            some = order[start : start + _READ_AT_ONCE]
+            for offset, size in zip(offsets[some].tolist(), sizes[some].tolist(), strict=True):
+                yield _read(handle, offset, size)
 
     def _trim(self) -> None:
         """Keep the smallest hashes: as many, from the first, as the budget holds.

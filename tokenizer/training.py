@@ -5,13 +5,14 @@ in the order of the hashes, the trainer gets as much as its tables have room for
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from tercet.tokenizer.pretokenization import bounded_word_splitter, word_splitter
+from tercet.tokenizer.pretokenization import cut_long_words, may_hold_long_run, word_splitter
 from tercet.tokenizer.sampling import SampleCounts, TextSampler
 from tercet.tokenizer.special_tokens import END_OF_TEXT, MESSAGE_END, MESSAGE_START, PADDING, SPECIAL_TOKENS
 from tercet.tokenizer.word_sketch import DistinctWords
@@ -25,15 +26,16 @@ MAX_BYTES = 256_000_000
 MAX_DOCUMENTS = 2_000_000
 """Default number of documents in the sample; a long one counts once for each piece of about 65,536 characters."""
 
-MAX_TRAINER_BYTES = 600_000_000
+MAX_TRAINER_BYTES = 700_000_000
 """Default memory of the trainer's tables: with Python and its libraries, training stays below 1 GB."""
 
-_MAX_WORD_CHARS = 256
+_MAX_RUN_CHARS = 256
 # Measured with tokenizers 0.23 on English, Chinese and 500 other languages: 64 to 103 bytes for each byte of distinct
 # words, and some 40 MB besides. Of a symbol it holds 32 bytes, and each pair holds the numbers of the words it is in.
 _TRAINER_BYTES_PER_WORD_BYTE = 100
 _TRAINER_BYTES_PER_WORD = 32
 _BATCH_BYTES = 1 << 18
+_SHARE_THAT_TELLS = 1 / 8
 
 
 def train_tokenizer(
@@ -80,7 +82,7 @@ def train_tokenizer(
     """
     _check_settings(texts, vocab_size, max_token_bytes)
     backend = Tokenizer(models.BPE(ignore_merges=True))  # as in Llama 3: a word in the vocabulary is one token at once
-    backend.pre_tokenizer = bounded_word_splitter(_MAX_WORD_CHARS)
+    backend.pre_tokenizer = word_splitter()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
@@ -91,7 +93,7 @@ def train_tokenizer(
     )
     with TextSampler(max_bytes, max_documents) as sampler:
         counts = _sample(texts, sampler, show_progress)
-        feed = _Feed(sampler.pieces(), counts.kept_bytes, max_trainer_bytes)
+        feed = _Feed(sampler.contents(), counts.kept_bytes, max_trainer_bytes)
         backend.train_from_iterator(feed, trainer)
     used = SampleCounts(counts.seen_pieces, counts.seen_bytes, feed.num_pieces, feed.num_bytes)
     _check_reached(backend.get_vocab_size(), vocab_size, min_frequency, used)
@@ -122,7 +124,6 @@ def _check_reached(reached: int, vocab_size: int, min_frequency: int, used: Samp
 
 
 def _as_pretrained(backend: Tokenizer, model_max_length: int | None) -> PreTrainedTokenizerFast:
-    backend.pre_tokenizer = word_splitter()
     backend.decoder = decoders.ByteLevel()
     # Adds no token. Were there none, transformers would put in its own, and the file would change when saved again.
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -155,41 +156,72 @@ def _sample(texts: Iterable[str], sampler: TextSampler, show_progress: bool) -> 
 
 
 class _Feed:
-    """Hands the trainer pieces until its tables would outgrow their memory. To be iterated over once."""
+    """Hands the trainer lists of pieces until its tables would outgrow their memory. To be iterated over once."""
 
-    def __init__(self, pieces: Iterator[str], num_bytes: int, max_trainer_bytes: int) -> None:
-        self._pieces = pieces
+    def __init__(self, contents: Iterator[bytes], num_bytes: int, max_trainer_bytes: int) -> None:
+        """
+        Args:
+            contents: Pieces in UTF-8, in an order that has nothing to do with what is in them.
+            num_bytes: Bytes of all of them.
+            max_trainer_bytes: Memory for the trainer's tables.
+        """
+        self._contents = contents
+        self._all_bytes = num_bytes
         self._max_trainer_bytes = max_trainer_bytes
+        self._words = DistinctWords()
         # Were every byte of it new, there would be room: the common small corpus is not looked at word by word.
-        self._is_small = num_bytes * _TRAINER_BYTES_PER_WORD_BYTE + num_bytes // 8 * _TRAINER_BYTES_PER_WORD <= (
-            max_trainer_bytes
-        )
+        self._has_room_for_all = self._trainer_bytes(num_bytes, num_bytes // 8) <= max_trainer_bytes
         self.num_pieces = 0
         self.num_bytes = 0
 
-    def __iter__(self) -> Iterator[str]:
-        words = DistinctWords()
-        for pieces, content in self._batches():
-            if not self._is_small:
-                words.add(content)
-                needed = words.num_bytes * _TRAINER_BYTES_PER_WORD_BYTE + words.num_words * _TRAINER_BYTES_PER_WORD
-                if needed > self._max_trainer_bytes and self.num_pieces:
-                    return
-            self.num_pieces += len(pieces)
-            self.num_bytes += len(content) - len(pieces)
-            yield from pieces
+    def __iter__(self) -> Iterator[list[str]]:
+        # Prepared in a thread, a batch ahead: while the trainer asks for text, none of its threads counts words.
+        batches = (self._for_trainer(batch) for batch in self._batches())
+        with ThreadPoolExecutor(1) as thread:
+            coming = thread.submit(next, batches, None)
+            while batch := coming.result():
+                coming = thread.submit(next, batches, None)
+                yield batch
 
-    def _batches(self) -> Iterator[tuple[list[str], bytes]]:
-        """Pieces, and their UTF-8, a line end behind each: of a fixed size, so that where they end is no accident."""
-        pieces, content = [], bytearray()
-        for piece in self._pieces:
-            pieces.append(piece)
-            content += piece.encode("utf-8") + b"\n"
-            if len(content) >= _BATCH_BYTES:
-                yield pieces, bytes(content)
-                pieces, content = [], bytearray()
-        if pieces:
-            yield pieces, bytes(content)
+    def _for_trainer(self, batch: list[bytes]) -> list[str]:
+        """The texts of a batch, long words cut; none where there is no room for them."""
+        together = b"\n".join(batch)
+        if not self._has_room_for_all and not self._has_room(together):
+            return []
+        self.num_pieces += len(batch)
+        self.num_bytes += len(together) - len(batch) + 1
+        texts = [content.decode("utf-8") for content in batch]
+        if not may_hold_long_run(together, _MAX_RUN_CHARS):
+            return texts
+        return [part for text in texts for part in cut_long_words(text, _MAX_RUN_CHARS)]
+
+    def _has_room(self, together: bytes) -> bool:
+        words = self._words
+        words.add(together)
+        needed = self._trainer_bytes(words.num_bytes, words.num_words)
+        if needed > self._max_trainer_bytes and self.num_pieces:
+            return False
+        # In the order of hashes new words become rarer: a part of the text bounds the whole, and the rest is not
+        # looked at.
+        share = (self.num_bytes + len(together)) / self._all_bytes
+        self._has_room_for_all = share > _SHARE_THAT_TELLS and needed <= share * self._max_trainer_bytes
+        return True
+
+    @staticmethod
+    def _trainer_bytes(word_bytes: int, num_words: int) -> int:
+        return word_bytes * _TRAINER_BYTES_PER_WORD_BYTE + num_words * _TRAINER_BYTES_PER_WORD
+
+    def _batches(self) -> Iterator[list[bytes]]:
+        """Pieces of a fixed size together, so that where they end is no accident."""
+        batch, num_bytes = [], 0
+        for content in self._contents:
+            batch.append(content)
+            num_bytes += len(content) + 1
+            if num_bytes >= _BATCH_BYTES:
+                yield batch
+                batch, num_bytes = [], 0
+        if batch:
+            yield batch
 
 
 def check_text(text: str, index: int) -> None:

@@ -7,7 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tercet.training.documents import DataError, Document
+    from tercet.training.arrangement import arrange
+    from tercet.training.documents import DataError, Document, Segment
     from tercet.training.errors import UserError
     from tercet.training.evaluation import evaluate
     from tercet.training.optimizers import Muon
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     from tercet.training.pipeline import RunOutcome, train
     from tercet.training.recipe import Recipe, load_recipe
     from tercet.training.shards import prepare
+    from tercet.training.skips import SkipReport
     from tercet.training.sources import Source, read_documents
+    from tercet.training.stream_batches import StreamBatches
+    from tercet.training.stream_order import StreamOrder
     from tercet.training.token_set import PreparedData
 
 _MODULES = {
@@ -26,8 +30,13 @@ _MODULES = {
     "PreparedData": "token_set",
     "Recipe": "recipe",
     "RunOutcome": "pipeline",
+    "Segment": "documents",
+    "SkipReport": "skips",
     "Source": "sources",
+    "StreamBatches": "stream_batches",
+    "StreamOrder": "stream_order",
     "UserError": "errors",
+    "arrange": "arrangement",
     "evaluate": "evaluation",
     "load_recipe": "recipe",
     "pack": "packing",
@@ -51,8 +60,13 @@ __all__ = [
     "PreparedData",
     "Recipe",
     "RunOutcome",
+    "Segment",
+    "SkipReport",
     "Source",
+    "StreamBatches",
+    "StreamOrder",
     "UserError",
+    "arrange",
     "evaluate",
     "load_recipe",
     "pack",

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,23 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
 
 TEMPORARY_SUFFIX = ".writing"
 """Ends the names of files that are not finished; one that is left over, after a kill, may be removed."""
+
+
+def temporary_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder on the same file system, to write in before `place_files`."""
+    return tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY_PREFIX)
+
+
+TEMPORARY_PREFIX = ".writing-"
+"""Begins the names of such folders; one that is left over, after a kill, may be removed."""
+
+
+def place_files(source: Path, folder: Path, *, last: str) -> None:
+    """Move files and folders into `folder` by renaming, replacing those of the same names; `last` appears last."""
+    for path in sorted(source.iterdir(), key=lambda path: (path.name == last, path.name)):
+        if path.is_dir():
+            shutil.rmtree(folder / path.name, ignore_errors=True)
+        os.replace(path, folder / path.name)
 
 
 def is_disk_full(error: BaseException | None) -> bool:

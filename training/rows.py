@@ -227,7 +227,8 @@ def _parquet_items(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, An
             existing = file.schema_arrow.names
             if missing := [column for column in columns if column not in existing]:
                 problem = f"has no column {missing[0]!r}; it has {', '.join(map(repr, existing)) or 'none'}"
-                error = RowError("missing_column", problem, "Set text_column to what there is.")
+                setting = "text_column" if missing[0] == columns[0] else "source_column"
+                error = RowError("missing_column", problem, f"Set {setting} to what there is.")
                 yield from ((i, error) for i in range(1, file.metadata.num_rows + 1))
                 return
             for batch in file.iter_batches(_rows_in_a_batch(file.metadata), columns=list(columns)):

@@ -124,7 +124,11 @@ class Source(BaseModel):
 
 
 def read_documents(
-    source: Source, *, skips: SkipReport | None = None, tokenizer: "PreTrainedTokenizerBase | None" = None
+    source: Source,
+    *,
+    skips: SkipReport | None = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    source_column: str | None = None,
 ) -> Iterator[Document]:
     """Yield the documents of a source, in an order that depends on nothing but its content.
 
@@ -136,13 +140,16 @@ def read_documents(
     Args:
         skips: Counts what is left out in this reading.
         tokenizer: Its chat template writes conversations; None takes the one of every tokenizer that Tercet trains.
+        source_column: Column that names where a row comes from, which its document then carries as its source. A row
+            with nothing there, and text without columns, has the source's own label.
 
     Raises:
         DataError: If there is nothing to read, or something that cannot be read: one line with place and remedy.
     """
-    reader = _Reader(source, skips, tokenizer)
+    reader = _Reader(source, skips, tokenizer, source_column)
+    columns = source.columns() if source_column in (None, *source.columns()) else (*source.columns(), source_column)
     found = False
-    for rows in _all_rows(source):
+    for rows in _all_rows(source, columns):
         for document in reader.documents(rows):
             found = True
             yield document
@@ -161,12 +168,30 @@ def _nothing_found(source: Source, counted: SkipReport) -> str:
     )
 
 
+def stored_bytes(source: Source) -> int | None:
+    """Bytes of a source's files as they lie on the disk; None for a Hub dataset, whose size only reading it tells.
+
+    Raises:
+        DataError: If there is no such file.
+    """
+    if source.path == PYTHON_DOCS:
+        return sum(len(document.text.encode()) for document in python_documentation())
+    return sum(path.stat().st_size for path in _local_paths(source.path)) or None
+
+
 class _Reader:
     """Rows to documents, by a source's settings."""
 
-    def __init__(self, source: Source, skips: SkipReport | None, tokenizer: "PreTrainedTokenizerBase | None") -> None:
+    def __init__(
+        self,
+        source: Source,
+        skips: SkipReport | None,
+        tokenizer: "PreTrainedTokenizerBase | None",
+        source_column: str | None,
+    ) -> None:
         self.source = source
         self.label = source.label
+        self.source_column = source_column
         self.counted = SkipReport()  # of this source in this reading, whatever `skips` holds of others
         self.skips = skips
         self.content_of_row = _content_reader(source, tokenizer)
@@ -178,12 +203,13 @@ class _Reader:
             is_empty = False
             try:
                 text, segments = self.content(row, rows)
+                label = self.label_of(row, rows)
             except RowError as error:
                 if error.reason not in ALWAYS_SKIPPED and self.source.on_bad_row != "skip":
                     raise self.with_count(error, number, rows) from error
                 self.count(error.reason, f"{rows.place(number)} {error.problem}")
             else:
-                yield Document(text, self.label, segments)
+                yield Document(text, label, segments)
         if is_empty:
             self.count("empty", rows.where)
 
@@ -211,6 +237,21 @@ class _Reader:
             raise RowError("too_long", f"has {len(text)} characters", "Raise max_chars to keep it.")
         return text, segments
 
+    def label_of(self, row: Any, rows: Rows) -> str:
+        """What a row's document counts under.
+
+        Raises:
+            RowError: If there is no such column, or what it holds is no name.
+        """
+        column = self.source_column
+        if column is None or rows.are_text:
+            return self.label
+        name = column_value(_columns(row, column), column, "source_column")
+        if name is not None and not isinstance(name, (str, int)):
+            problem = f"holds a {type(name).__name__} in column {column!r}, not a name"
+            raise RowError("wrong_type", problem, "Set source_column to a column of strings.")
+        return self.label if name is None or name == "" else str(name)
+
     def with_count(self, error: RowError, number: int, rows: Rows) -> DataError:
         """The error of a row with its place, and with how many such rows there are where looking on costs little."""
         message = str(RowError(error.reason, error.problem, error.remedy, rows.place(number)))
@@ -222,6 +263,7 @@ class _Reader:
             last = at
             try:
                 self.content(row, rows)
+                self.label_of(row, rows)
             except RowError as other:
                 bad += other.reason not in ALWAYS_SKIPPED
         first = "the first " if next(rows.items, None) is not None else ""
@@ -278,16 +320,16 @@ def _check_characters(text: str) -> None:
         raise RowError("nul", f"has a NUL character in its text (at character {at})", "Mend or remove the row.")
 
 
-def _all_rows(source: Source) -> Iterator[Rows]:
+def _all_rows(source: Source, columns: tuple[str, ...]) -> Iterator[Rows]:
     """The rows of each file of a source, or of its dataset."""
     if source.path == PYTHON_DOCS:
         texts = (document.text for document in python_documentation())
         yield Rows(PYTHON_DOCS, "document", enumerate(texts, start=1), are_text=True)
     elif paths := _local_paths(source.path):
         for path in paths:
-            yield _file_rows(path, source)
+            yield _file_rows(path, source, columns)
     else:
-        yield Rows(f"Hub dataset {source.label!r}", "row", _hub_rows(source), is_download=source.streaming)
+        yield Rows(f"Hub dataset {source.label!r}", "row", _hub_rows(source, columns), is_download=source.streaming)
 
 
 def _local_paths(pattern: str) -> list[Path]:
@@ -325,16 +367,16 @@ def _kind(path: Path) -> str:
     return suffixes[-1] if suffixes and suffixes[-1] in _SUFFIXES else ""
 
 
-def _file_rows(path: Path, source: Source) -> Rows:
+def _file_rows(path: Path, source: Source, columns: tuple[str, ...]) -> Rows:
     kind = _kind(path)
     if kind == ".json":
         return json_file(path)
     if kind in _JSON_SUFFIXES:
         return json_lines(path)
     if kind == ".csv":
-        return csv_file(path, source.columns())
+        return csv_file(path, columns)
     if kind == ".parquet":
-        return parquet_file(path, source.columns())
+        return parquet_file(path, columns)
     if any(suffix.lower() in _ARCHIVE_SUFFIXES for suffix in path.suffixes):
         raise DataError(f"{path} is an archive. Unpack it, and give the files in it or their folder.")
     if source.messages_column is not None or source.text_template is not None:
@@ -345,7 +387,7 @@ def _file_rows(path: Path, source: Source) -> Rows:
     return text_lines(path) if source.documents == "lines" else text_file(path)
 
 
-def _hub_rows(source: Source) -> Iterator[tuple[int, Any]]:
+def _hub_rows(source: Source, columns: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
     import datasets
     from datasets.exceptions import DatasetsError
 
@@ -353,9 +395,8 @@ def _hub_rows(source: Source) -> Iterator[tuple[int, Any]]:
         rows = datasets.load_dataset(
             source.path, source.name, split=source.split, revision=source.revision, streaming=source.streaming
         )
-        columns = list(source.columns())
         if rows.column_names and set(columns) <= set(rows.column_names):
-            rows = rows.select_columns(columns)  # nothing else needs to be downloaded or decoded
+            rows = rows.select_columns(list(columns))  # nothing else needs to be downloaded or decoded
         yield from enumerate(rows, start=1)
     except (ValueError, OSError, ImportError, DatasetsError) as error:
         raise DataError(

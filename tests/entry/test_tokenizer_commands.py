@@ -1,6 +1,8 @@
 """`tercet tokenizer train`: what it learns from, what it holds out, what it reports."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from transformers import AutoTokenizer
@@ -126,3 +128,18 @@ def test_sizes(text, size):
 def test_what_is_no_size(text):
     with pytest.raises(UserError, match="is no size"):
         parse_size(text, "--max-bytes")
+
+
+def test_torch_stays_out_of_the_budget(rows, tmp_path, small_tokenizer):
+    """Its 250 MB would be a quarter of the gigabyte that the command keeps below."""
+    small_tokenizer.save_pretrained(tmp_path / "other")
+    words = ["tokenizer", "train", str(rows), "--vocab-size", "300", "-o", str(tmp_path / "tok"), "--report"]
+    code = (
+        "import sys; from tercet.cli import app\n"
+        f"try: app({[*words, '--compare', str(tmp_path / 'other')]!r})\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "tok" / "tokenizer.json").is_file()

@@ -1,14 +1,17 @@
 """Training within a budget: the same tokenizer for the same documents, and no more memory than was asked for."""
 
 import random
+import re
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from tercet.tokenizer import SPECIAL_TOKENS, encode_documents, train_tokenizer
-from tercet.tokenizer.pretokenization import _MARKS, LLAMA3_PATTERN, split_document
+from tercet.tokenizer.pretokenization import _MARKS, LLAMA3_PATTERN, cut_long_words, split_document
 
 
 def file_of(tokenizer) -> str:
@@ -55,6 +58,38 @@ def test_text_whose_words_are_all_new_ends_early():
     counts = []
     train_tokenizer(texts, 400, max_trainer_bytes=70_000_000, on_text_used=counts.append)
     assert 300_000 < counts[0].kept_bytes < 700_000 < counts[0].seen_bytes
+
+
+@pytest.mark.parametrize(
+    "run", ["a", "\u4e2d", "=", "_-", "\x1c=", " ", "\u3000 ", "\n", " =", "\u0300", "=\u2550", "a\u00e9", "\x1f"]
+)
+def test_no_word_of_the_trainer_is_much_longer_than_the_bound(run):
+    text = f"before it, {run * 500}\n\nand behind it"
+    parts = cut_long_words(text, 64)
+    assert "".join(parts) == text
+    words = [
+        word
+        for part in parts
+        for word, _ in pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated").pre_tokenize_str(part)
+    ]
+    assert "".join(words) == text
+    assert max(map(len, words)) <= 1 + 64 + 64, "the trainer would scan it again and again"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.builds(str.__mul__, st.sampled_from([*"a1_=. \n\u4e2d\u3000\x1c", "\u00b2"]), st.integers(1, 25))))
+def test_text_without_a_long_run_is_handed_on_as_it_is(runs):
+    text = "".join(runs)
+    parts = cut_long_words(text, 16)
+    assert "".join(parts) == text
+    longest = max(
+        (len(word) for word, _ in pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated").pre_tokenize_str(text)),
+        default=0,
+    )
+    if longest > 33:
+        assert len(parts) > 1
+    if max(map(len, (match[0] for match in re.finditer(r"[^\W\d_]+|(?:[^\w\s]|[_\x1c])+|\s+", text))), default=0) <= 16:
+        assert parts in ([text], [])
 
 
 def test_more_than_the_budget_supports_says_so(small_corpus):

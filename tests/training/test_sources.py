@@ -280,3 +280,20 @@ def test_memory_stays_flat_however_many_rows_a_file_has(tmp_path: Path, kind: st
         assert tracemalloc.get_traced_memory()[1] < 4_000_000  # a chunk split into lines, and never the file
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_column_names_where_each_row_comes_from(tmp_path, kind):
+    rows = [{"text": "one", "from": "web"}, {"text": "two", "from": "books"}, {"text": "three", "from": ""}]
+    path = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "csv":
+        path.write_text("text,other,from\none,x,web\ntwo,x,books\nthree,x,\n")
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    source = Source(path=str(path))
+    documents = [(document.text, document.source) for document in read_documents(source, source_column="from")]
+    assert documents == [("one", "web"), ("two", "books"), ("three", source.label)]
+    with pytest.raises(DataError, match=r"no column 'origin'.*Set source_column"):
+        list(read_documents(source, source_column="origin"))
