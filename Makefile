@@ -41,7 +41,7 @@ check: dev ## lint, format check, types
 bench: $(STAMP) ## measure quality on TEXT=file.txt within BENCH_SECONDS, and the cost of a training step
 	@test -f "$(TEXT)" || { echo "make bench needs a text file: make bench TEXT=path/to/text.txt" >&2; exit 2; }
 	@$(BIN)/python benchmarks/quality.py "$(TEXT)" --seconds $(BENCH_SECONDS)
-	@$(BIN)/python benchmarks/train_step.py
+	@$(BIN)/python benchmarks/train.py
 
 clean: ## remove what the targets made, but for .venv and out
 	@rm -rf .types build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tercet.modeling import TercetForCausalLM
 from tercet.tokenizer import token_ids, train_tokenizer
+from tercet.training.allocator import keep_freed_memory
 from tercet.training.batches import PackedBatches
 from tercet.training.documents import Document
 from tercet.training.evaluation import evaluate
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
     overrides = [f"data.path={arguments.file}", "data.split_by=tail", "data.validation_fraction=0.1", *arguments.set]
     recipe = load_recipe(arguments.recipe, overrides)
     with tempfile.TemporaryDirectory() as folder:
@@ -80,6 +82,7 @@ def train_for(
     optimizers = make_optimizers(
         model, name=optimizer.name, learning_rate=optimizer.learning_rate, weight_decay=optimizer.weight_decay,
         matrix_learning_rate=optimizer.matrix_learning_rate, betas=optimizer.betas,
+        embedding_weight_decay=optimizer.embedding_weight_decay,
     )  # fmt: skip
     eos_token_id, pad_token_id = token_ids(tokenizer)[1:]
     dataset = PackedDataset(data.train, pack(data.train.document_lengths, training.sequence_length),
@@ -102,7 +105,10 @@ def train_for(
             decay_fraction=optimizer.decay_fraction, final_fraction=optimizer.final_fraction,
         )  # fmt: skip
         set_learning_rates(optimizers, max(factor, 1e-3))
-        training_step(model, optimizers, batches.micro_batches(step), accelerator, clip_norm=optimizer.clip_norm)
+        training_step(
+            model, optimizers, batches.micro_batches(step), accelerator,
+            clip_norm=optimizer.clip_norm, z_loss=optimizer.z_loss,
+        )  # fmt: skip
         step += 1
         trained_s += time.perf_counter() - started
         step_s = trained_s / step

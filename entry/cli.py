@@ -1,19 +1,15 @@
-"""The `tercet` command. torch is imported inside the commands: `tercet --help` answers at once.
+"""The `tercet` command. torch is imported inside the commands: `tercet --help` answers at once."""
 
-A mistake of the user's is one line on standard error and exit code 2; anything else is a bug and shows its traceback.
-"""
-
-import functools
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 import tercet
-from tercet.training.atomic import is_disk_full
+from tercet.command_line import Checkpoint, Output, Overrides, RecipeArgument, Restart, one_line
+from tercet.data_cli import data_app, tokenizer_app
 from tercet.training.errors import UserError
 
 app = typer.Typer(
@@ -26,51 +22,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-tokenizer_app = typer.Typer(help="Train a tokenizer on your own text.", no_args_is_help=True)
-data_app = typer.Typer(help="Turn text into memory-mapped tokens.", no_args_is_help=True)
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(data_app, name="data")
 
 
-def _one_line(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose user errors are one line and exit code 2.
-
-    Inside the command, because typer itself ends with 130 and no word on Ctrl-C.
-    """
-
-    @functools.wraps(command)
-    def wrapped(*arguments: object, **keywords: object) -> None:
-        try:
-            command(*arguments, **keywords)
-        except UserError as error:
-            _fail(str(error))
-        except KeyboardInterrupt:
-            _fail("stopped; what was finished is kept, and the same command goes on with it")
-        except BrokenPipeError:  # the reader of our output has gone, as `| head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except Exception as error:
-            if not is_disk_full(error):
-                raise
-            _fail("the disk is full: free some space and run the same command again; what was finished is kept")
-
-    return wrapped
-
-
-def _fail(message: str) -> NoReturn:
-    if os.environ.get("TERCET_DEBUG"):
-        raise
-    typer.echo(f"tercet: {' '.join(message.split())}", err=True)
-    raise typer.Exit(2)
-
-
-Checkpoint = Annotated[Path, typer.Argument(help="A folder that from_pretrained loads.", metavar="CKPT")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value; repeatable.")
-]
-RecipeArgument = Annotated[
-    str, typer.Argument(help="A YAML file, or the name of a recipe that comes with Tercet.", metavar="RECIPE")
-]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write, instead of the recipe's.")]
 CacheKind = Annotated[
     str | None,
     typer.Option(
@@ -89,7 +44,6 @@ Compile = Annotated[
         "a minute, those after it less than before.",
     ),
 ]
-Restart = Annotated[bool, typer.Option("--restart", help="Remove an earlier run from the folder and begin anew.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -108,7 +62,7 @@ def _common(
 
 
 @app.command()
-@_one_line
+@one_line
 def demo(
     output: Output = None,
     steps: Annotated[int | None, typer.Option(help="Train for this many steps instead of the recipe's.")] = None,
@@ -121,119 +75,64 @@ def demo(
 
 
 @app.command()
-@_one_line
-def train(recipe: RecipeArgument, settings: Overrides = None, output: Output = None, restart: Restart = False) -> None:
-    """Train what a recipe describes; started again, the same command goes on where it was stopped."""
-    from tercet.commands import run_train
-
-    run_train(recipe, settings or [], output, restart)
-
-
-@tokenizer_app.command("train")
-@_one_line
-def tokenizer_train(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
-    paths: Annotated[
-        list[str] | None, typer.Argument(help="Files, folders, globs or Hub datasets.", metavar="DATA...")
-    ] = None,
-    data: Annotated[
-        list[str] | None, typer.Option("--data", metavar="DATA", help="The same as an option; repeatable.")
-    ] = None,
-    vocab_size: Annotated[int, typer.Option(help="Tokens in the vocabulary, special ones included.")] = 8192,
-    text_column: Annotated[str, typer.Option(help="Column that holds the text, wherever rows have columns.")] = "text",
-    source_column: Annotated[
-        str | None, typer.Option(help="Column that names the source of a row; the report groups by it, or by DATA.")
-    ] = None,
-    max_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Text to learn from, sampled by hash; 256MB if not given.")
-    ] = None,
-    max_documents: Annotated[
-        int | None, typer.Option(min=1, help="Documents to learn from, sampled by hash; two million if not given.")
-    ] = None,
-    report: Annotated[
-        bool,
-        typer.Option("--report", help="Show bytes per token by source, unused and longest tokens; keep it as JSON."),
-    ] = False,
-    compare: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FOLDER", help="Another tokenizer to measure on the same text; repeatable."),
-    ] = None,
-) -> None:
-    """Train a byte-level BPE tokenizer that AutoTokenizer loads.
-
-    Memory stays below 1 GB however large the corpus. One document in twenty, the same that a recipe holds out, is not
-    learned from: bytes per token are measured on it.
-    """
-    from tercet.tokenizer_commands import TokenizerRequest, run_tokenizer_train
-
-    run_tokenizer_train(
-        TokenizerRequest(
-            [*(paths or []), *(data or [])], output, vocab_size, text_column, source_column, max_bytes, max_documents,
-            with_report=report or bool(compare), compare=tuple(compare or ()),
-        )
-    )  # fmt: skip
-
-
-@data_app.command("prepare")
-@_one_line
-def data_prepare(
+@one_line
+def train(
     recipe: RecipeArgument,
     settings: Overrides = None,
     output: Output = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that tokenize; default: the cores. The result is the same.")
+    restart: Restart = False,
+    max_hours: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Save and end before so many hours are over: a queue's limit, less what it needs."),
     ] = None,
-    shard: Annotated[
+) -> None:
+    """Train what a recipe describes; started again, the same command goes on where it was stopped."""
+    from tercet.commands import run_train
+
+    limit = [] if max_hours is None else [f"training.max_hours={max_hours}"]
+    run_train(recipe, [*(settings or []), *limit], output, restart)
+
+
+@app.command()
+@one_line
+def plan(
+    recipe: RecipeArgument,
+    settings: Overrides = None,
+    output: Output = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes, one a device, that share the work.")] = 1,
+    device_memory: Annotated[
         str | None,
         typer.Option(
-            metavar="i/n",
-            help="Prepare part i of n, i from 0, on this machine; `tercet data merge` joins the parts. Without "
-            "--output into the recipe's folder with -i-of-n behind its name.",
+            metavar="SIZE", help="Plan for accelerators with so much memory each, such as 80GB, not for here."
         ),
     ] = None,
+    peak_flops: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="FLOP/s of a device, such as 989e12: the time is estimated by it instead of timed."),
+    ] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=1.0, help="Part of --peak-flops that training reaches; 0.4 if not given."),
+    ] = None,
+    timing: Annotated[
+        bool, typer.Option("--timing/--no-timing", help="Run a few steps on random tokens to see how long they take.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
-    """Train a recipe's tokenizer and tokenize its text, ready for `tercet train`.
+    """What a recipe will cost: parameters, memory by part, FLOPs, tokens, time, disk.
 
-    Stopped at any point, the same command goes on with what was finished.
+    What cannot fit is refused with what would, and exit code 2.
     """
-    from tercet.data_commands import run_data_prepare
+    from tercet.plan_commands import run_plan
 
-    run_data_prepare(recipe, settings or [], output, workers, shard)
-
-
-@data_app.command("merge")
-@_one_line
-def data_merge(
-    parts: Annotated[list[Path], typer.Argument(help="Folders that `prepare --shard` wrote.", metavar="PART...")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write, ready for `tercet train`.")],
-) -> None:
-    """Join all parts of a corpus, prepared with --shard 0/n to n-1/n, into one set."""
-    from tercet.data_commands import run_data_merge
-
-    run_data_merge(parts, output)
-
-
-@data_app.command("info")
-@_one_line
-def data_info(
-    folder: Annotated[Path, typer.Argument(help="A run's folder, or its data/.", metavar="DIR")],
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw it.")] = None,
-    row: Annotated[int, typer.Option(min=0, help="The packed row to show.")] = 0,
-    sequence_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens in a row; default: the recipe's, or 1024.")
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Decodes the row; default: the one in the run's folder.")
-    ] = None,
-) -> None:
-    """What a prepared set holds: sources, lengths, what was left out, how rows fill, a row with its documents."""
-    from tercet.data_commands import run_data_info
-
-    run_data_info(folder, tokenizer, sequence_length, row, plot)
+    run_plan(
+        recipe, settings or [], output, num_processes=processes, device_memory=device_memory, peak_flops=peak_flops,
+        mfu=mfu, timed=timing, as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command("eval")
-@_one_line
+@one_line
 def evaluate(
     checkpoint: Checkpoint,
     data: Annotated[
@@ -242,15 +141,31 @@ def evaluate(
     context: Annotated[
         int | None, typer.Option(min=2, help="Tokens in a window; default: the model's longest, at most 1024.")
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Tasks of lm-eval to run instead, such as arc_easy,lambada_openai."),
+    ] = None,
+    task_path: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder with tasks of your own, as lm-eval's YAML files.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many documents of each task.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
 ) -> None:
-    """Loss, perplexity and bits per byte, comparable across tokenizers."""
-    from tercet.commands import run_eval
+    """Loss, perplexity and bits per byte, comparable across tokenizers, by source; or tasks of lm-eval."""
+    if tasks is None and (task_path, limit, num_fewshot) != (None, None, None):
+        raise UserError("--task-path, --limit and --num-fewshot belong to --tasks: say which tasks to run")
+    if tasks is not None and (data, context) != (None, None):
+        raise UserError("--data and --context score text, and --tasks runs tasks: give one or the other")
+    from tercet.eval_commands import run_eval, run_tasks
 
-    run_eval(checkpoint, data, context)
+    if tasks is None:
+        run_eval(checkpoint, data, context)
+    else:
+        run_tasks(checkpoint, tasks, task_path=task_path, limit=limit, num_fewshot=num_fewshot)
 
 
 @app.command()
-@_one_line
+@one_line
 def generate(
     checkpoint: Checkpoint,
     prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
@@ -278,7 +193,7 @@ def generate(
 
 
 @app.command()
-@_one_line
+@one_line
 def chat(
     checkpoint: Checkpoint,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
@@ -300,7 +215,7 @@ def chat(
 
 
 @app.command()
-@_one_line
+@one_line
 def card(
     checkpoint: Checkpoint,
     repo_id: Annotated[str | None, typer.Option(help="Hub repository that readers will load from.")] = None,
@@ -313,7 +228,7 @@ def card(
 
 
 @app.command("import")
-@_one_line
+@one_line
 def import_native(
     source: Annotated[
         Path, typer.Argument(help="A GPT-2, Llama, Mistral, Qwen2, Qwen3 or SmolLM3 folder, or GGUF.", metavar="SRC")
@@ -327,7 +242,7 @@ def import_native(
 
 
 @app.command()
-@_one_line
+@one_line
 def export(
     checkpoint: Checkpoint,
     destination: Annotated[Path, typer.Argument(help="Folder to write; for gguf a file.", metavar="DST")],
@@ -349,7 +264,7 @@ def export(
 
 
 @app.command()
-@_one_line
+@one_line
 def info(checkpoint: Checkpoint) -> None:
     """What a checkpoint is made of: weights, hyperparameters, memory, FLOPs and cache bytes per token."""
     from rich.console import Console

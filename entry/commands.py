@@ -2,27 +2,16 @@
 
 import os
 import shlex
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from tercet.loading import load_checkpoint_folder
-from tercet.tokenizer import token_ids
-from tercet.training.errors import UserError, as_user_error
-from tercet.training.evaluation import evaluate
 from tercet.training.export import check_loads_without_tercet
 from tercet.training.pipeline import RunOutcome
 from tercet.training.pipeline import train as train_recipe
 from tercet.training.recipe import load_recipe
-from tercet.training.results import RESULTS_NAME, Evaluation, RunResults
-from tercet.training.run_folder import DATA_NAME
-from tercet.training.shards import prepare
-from tercet.training.sources import Source, read_documents
-from tercet.training.token_set import PreparedData, TokenSet
 
 logging.disable_progress_bar()
 
@@ -112,49 +101,3 @@ def _one_line(text: str) -> str:
 
 def _is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
-
-
-def run_eval(checkpoint: Path, data: str | None, sequence_length: int | None) -> None:
-    """`tercet eval`."""
-    model, tokenizer = load_checkpoint_folder(checkpoint)
-    with as_user_error(str(checkpoint)):
-        ids = token_ids(tokenizer)
-    longest = int(getattr(model.config, "max_position_embeddings", 1024))
-    uses_own_length = sequence_length in (None, longest)
-    sequence_length = sequence_length or min(longest, 1024)
-    if sequence_length > longest:
-        raise UserError(f"--context {sequence_length} is beyond the model's max_position_embeddings ({longest})")
-    with tempfile.TemporaryDirectory() as temporary:
-        token_set, is_own_split = _text_to_score(checkpoint, data, tokenizer, Path(temporary))
-        result = evaluate(
-            model, token_set, sequence_length=sequence_length, eos_token_id=ids.eos_token_id,
-            pad_token_id=ids.pad_token_id, progress=True,
-        )  # fmt: skip
-    typer.echo(
-        f"{result.bits_per_byte:.4f} bits per byte, {result.loss_nats:.4f} nats per token, "
-        f"perplexity {result.perplexity:.2f} on {result.num_bytes:,} bytes, {result.num_tokens:,} tokens"
-    )
-    if is_own_split and uses_own_length:
-        _update_results(checkpoint, result)
-
-
-def _text_to_score(
-    checkpoint: Path, data: str | None, tokenizer: PreTrainedTokenizerFast, temporary: Path
-) -> tuple[TokenSet, bool]:
-    """The token set, and whether it is the split that the checkpoint's own run held out."""
-    if data is None:
-        if not (checkpoint / DATA_NAME / "manifest.json").is_file():
-            raise UserError(f"{checkpoint} holds no prepared text ({DATA_NAME}/): say what to score with --data")
-        return PreparedData.open(checkpoint / DATA_NAME).validation, True
-    prepared = prepare(
-        read_documents(Source(path=data)), tokenizer, temporary,
-        validation_fraction=0.0, split_by="document", drop_duplicates=False, progress=False,
-    )  # fmt: skip
-    return prepared.train, False
-
-
-def _update_results(checkpoint: Path, result: Evaluation) -> None:
-    path = checkpoint / RESULTS_NAME
-    if path.is_file():
-        RunResults.load(path).model_copy(update={"evaluation": result}).save(path)
-        typer.echo(f"noted in {path}; `tercet card {checkpoint}` writes it into the card")

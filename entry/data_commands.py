@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from transformers import PreTrainedTokenizerFast
 
+from tercet.training.atomic import place_files, temporary_folder
 from tercet.training.data_info import check_tokenizer, describe_data
 from tercet.training.errors import UserError
 from tercet.training.merge import merge
@@ -17,10 +18,9 @@ from tercet.training.recipe import Recipe, load_recipe
 from tercet.training.run_folder import (
     DATA_NAME,
     RECIPE_NAME,
+    locked_run_folder,
     open_run_folder,
-    place_files,
     remove_run,
-    temporary_folder,
 )
 from tercet.training.token_set import MANIFEST, PreparedData
 
@@ -144,11 +144,12 @@ def _claimed(recipe: Recipe, folder: Path) -> Iterator[None]:
     """The folder is this recipe's inside. A failure before the first shard leaves nothing new in it, a later one what
     is finished: the same command goes on with it.
     """
-    open_run_folder(recipe, folder)
-    had_data = (folder / DATA_NAME).exists()
-    try:
-        yield
-    except Exception:
-        if not had_data and not any((folder / DATA_NAME).glob("shard-*.npz")):
-            remove_run(folder)
-        raise
+    with locked_run_folder(folder):
+        open_run_folder(recipe, folder)
+        had_data = (folder / DATA_NAME).exists()
+        try:
+            yield
+        except Exception:
+            if not had_data and not any((folder / DATA_NAME).glob("shard-*.npz")):
+                remove_run(folder)
+            raise

@@ -186,6 +186,18 @@ def _card_data(name: str, config: dict[str, Any], results: RunResults, license: 
                     metric_value=value,
                 )
             )
+    for row in results.tasks.results if results.tasks else []:
+        name = row.metric if row.filter == "none" else f"{row.metric} ({row.filter})"
+        measured.append(
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=row.task,
+                dataset_name=row.task,
+                metric_type=row.metric,
+                metric_name=f"{name}, {row.num_fewshot} shots" if row.num_fewshot else name,
+                metric_value=row.value,
+            )
+        )
     return ModelCardData(
         license=license or "unknown",
         language=results.data.language or None,
@@ -238,6 +250,11 @@ def _context(
         "splits": [("train", results.data.train), ("validation", results.data.validation)],
         "results": results,
         "procedure": [(title, _cell(value)) for title, value in _procedure(results)],
+        "by_source": [
+            (_cell(_public(label)), measured)
+            for label, measured in (results.evaluation.by_source if results.evaluation else {}).items()
+        ],
+        "tasks": _tasks(results),
         "has_curve": (folder / "loss.png").is_file(),
         "history": _history(folder / METRICS_NAME),
         "samples": samples,
@@ -286,6 +303,21 @@ def _procedure(results: RunResults) -> list[tuple[str, str]]:
     return rows
 
 
+def _tasks(results: RunResults) -> list[dict[str, str]]:
+    """Rows of the table of tasks."""
+    rows = results.tasks.results if results.tasks else []
+    return [
+        {
+            "task": _cell(row.task),
+            "metric": _cell(row.metric if row.filter == "none" else f"{row.metric} ({row.filter})"),
+            "value": f"{row.value:.4f}" + ("" if row.standard_error is None else f" ± {row.standard_error:.4f}"),
+            "documents": f"{row.num_documents:,}",
+            "shots": str(row.num_fewshot),
+        }
+        for row in rows
+    ]
+
+
 def _limitations(config: dict[str, Any], results: RunResults, license: str | None) -> list[str]:
     """Only what follows from the record."""
     training, data = results.training, results.data
@@ -303,8 +335,9 @@ def _limitations(config: dict[str, Any], results: RunResults, license: str | Non
     if context is not None:
         limits.append(f"Its positions are made for at most {context:,} tokens.")
     if results.evaluation:
+        beside = "Beside the tasks named there, nothing" if results.tasks else "Nothing"
         limits.append(
-            "The measures above are of held-out text from the same sources. Nothing else was measured: neither other "
+            f"The measures above are of held-out text from the same sources. {beside} else was measured: neither other "
             "text, nor facts, nor bias."
         )
     else:

@@ -31,7 +31,10 @@ from .attention_tercet import (
 )
 from .cache_tercet import TercetCache
 from .configuration_tercet import TercetConfig
-from .linear_tercet import FusedProjections, TercetLinear
+from .kernels_tercet import gated_mlp, project, rms_norm, trains_on_cpu
+from .kernels_tercet import rotate as rotate_in_training
+from .linear_tercet import FusedProjections, TercetLinear, are_plain_without_bias
+from .training_attention_tercet import causal_attention, serves_training
 
 
 class TercetRMSNorm(nn.Module):
@@ -44,6 +47,8 @@ class TercetRMSNorm(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(..., E) in and out, in the dtype of the input."""
+        if trains_on_cpu(hidden_states) and type(self.weight) is nn.Parameter:
+            return rms_norm(hidden_states, self.weight, self.variance_epsilon)
         # Statistics in float32: a bfloat16 mean of squares loses what the norm is for.
         states = hidden_states.float()
         states = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
@@ -128,6 +133,8 @@ def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
         rotated[..., :half].addcmul_(second, sin[..., :half], value=-1)
         rotated[..., half:].addcmul_(first, sin[..., half:])
         return rotated
+    if trains_on_cpu(states):
+        return rotate_in_training(states, cos, sin)
     return states * cos + torch.cat((-second, first), dim=-1) * sin
 
 
@@ -203,6 +210,10 @@ class TercetAttention(nn.Module):
         if is_decode_step(self.config, num_tokens, cache) and not drops_weights:
             output = decode_attention(query, key, value, attention_mask, self.scaling)
             return self.o_proj(output.reshape(batch_size, num_tokens, -1)), None
+        if cache is None and not drops_weights and self._trains_short_rows(query, attention_mask, kwargs):
+            query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # (B, T, heads, D)
+            output = causal_attention(query, key, value, attention_mask, self.scaling)
+            return self.o_proj(output.reshape(batch_size, num_tokens, -1)), None
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation or "eager", eager_attention_forward
         )
@@ -230,6 +241,8 @@ class TercetAttention(nn.Module):
         """
         if num_queries is None and self.fused is not None and self.fused.serves(hidden_states, *self.projections()):
             query, key, value = self.fused(hidden_states)
+        elif num_queries is None and trains_on_cpu(hidden_states) and are_plain_without_bias(*self.projections()):
+            query, key, value = project(hidden_states, [projection.weight for projection in self.projections()])
         else:
             asking = hidden_states if num_queries is None else hidden_states[:, -num_queries:]
             query, key, value = self.q_proj(asking), self.k_proj(hidden_states), self.v_proj(hidden_states)
@@ -239,14 +252,24 @@ class TercetAttention(nn.Module):
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # (B, heads, T, D)
         if self.uses_rope and position_embeddings is not None:
             cos, sin = position_embeddings[0].unsqueeze(1), position_embeddings[1].unsqueeze(1)
-            num_queries = query.shape[2]
-            query = rotate(query, cos[:, :, -num_queries:], sin[:, :, -num_queries:])
+            first = cos.shape[2] - query.shape[2]
+            query = rotate(query, cos[:, :, first:], sin[:, :, first:])
             key = rotate(key, cos, sin)
         return query, key, value
 
     def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
         """The projections of the layer's input, in the order in which they are fused."""
         return self.q_proj, self.k_proj, self.v_proj
+
+    def _trains_short_rows(self, query: torch.Tensor, attention_mask: Any, others: dict[str, Any]) -> bool:
+        """Whether whole rows are trained on that `causal_attention` is faster for than the fused operator."""
+        return (
+            self.config._attn_implementation == "sdpa"
+            and trains_on_cpu(query)
+            # Without a mask a sliding layer's window covers the row.
+            and not others.keys() & {"is_causal", "position_bias", "softcap"}
+            and serves_training(query.transpose(1, 2), attention_mask, query.shape[1] // self.num_key_value_groups)
+        )
 
     def _reads_segments(self, cache: TercetCache, num_tokens: int) -> bool:
         """Whether the layer's keys lie in several places, and are better read there than copied together."""
@@ -281,6 +304,7 @@ class TercetMLP(nn.Module):
         self.up_proj = TercetLinear(*sizes, bias=config.mlp_bias)
         self.down_proj = TercetLinear(*reversed(sizes), bias=config.mlp_bias)
         self.act_fn = ACT2FN[config.hidden_act]
+        self.is_swiglu = is_gated and config.hidden_act in ("silu", "swish")
         self.fused: FusedProjections | None = None
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -289,6 +313,11 @@ class TercetMLP(nn.Module):
             return self.down_proj(self.act_fn(self.up_proj(hidden_states)))
         if self.fused is not None and self.fused.serves(hidden_states, *self.projections()):
             gate, up = self.fused(hidden_states)
+        elif self.is_swiglu and trains_on_cpu(hidden_states):
+            layers = (self.gate_proj, self.up_proj, self.down_proj)
+            if are_plain_without_bias(*layers):
+                return gated_mlp(hidden_states, *(layer.weight for layer in layers))
+            gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
         else:
             gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
         return self.down_proj(self.act_fn(gate) * up)

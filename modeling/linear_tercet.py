@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .kernels_tercet import linear as linear_in_training
+from .kernels_tercet import trains_on_cpu
+
 # Above this, one product of E x O is bound by arithmetic whichever way its operands lie.
 _FEW_ROWS = 64
 # The weight is cut into this many blocks of rows, more than most CPUs have idle cores to read them with.
@@ -38,6 +41,8 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     Returns:
         (..., O), contiguous.
     """
+    if trains_on_cpu(states) and type(weight) is nn.Parameter:
+        return linear_in_training(states, weight, bias)
     if not _is_bound_by_reading(states, weight):
         return F.linear(states, weight, bias)
     num_out = weight.shape[0]
@@ -131,6 +136,11 @@ def is_plain_linear(module: nn.Module) -> bool:
     return is_linear and not _has_hooks(module) and type(module.weight) is nn.Parameter
 
 
+def are_plain_without_bias(*modules: nn.Module) -> bool:
+    """Whether these layers are their weights and nothing else."""
+    return all(is_plain_linear(module) and module.bias is None for module in modules)
+
+
 def _addresses(linear_layer: nn.Linear) -> tuple[int, int]:
     # Straight from the dict: an attribute of a module costs a search, and this runs at every token.
     weight, bias = linear_layer._parameters["weight"], linear_layer._parameters["bias"]
@@ -138,7 +148,9 @@ def _addresses(linear_layer: nn.Linear) -> tuple[int, int]:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
-__all__ = ["FusedProjections", "TercetLinear", "is_plain_linear", "linear"]
+__all__ = ["FusedProjections", "TercetLinear", "are_plain_without_bias", "is_plain_linear", "linear"]

@@ -283,6 +283,8 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
             Labels already aligned with the inputs, (B, T): the token to predict at each position, or `ignore_index`.
         num_items_in_batch (`int` or `torch.Tensor`, *optional*):
             Divide the sum of losses by this number of tokens instead of by the number of labels in this batch.
+        z_loss (`float`, *optional*):
+            With `skip_logits`: see `chunked_causal_lm_loss`.
         """
         if self.decode_step is not None and input_ids is not None and isinstance(cache, TercetCache):
             others = {"inputs_embeds": inputs_embeds, "skip_logits": skip_logits, **kwargs}
@@ -312,6 +314,8 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
         else:
             logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))  # (B, T, V)
             if has_labels:
+                if kwargs.pop("z_loss", 0.0):
+                    raise ValueError("z_loss needs skip_logits=True and a head that is a plain nn.Linear without bias.")
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
             logits = None if skip_logits else logits
         return CausalLMOutputWithPast(

@@ -73,6 +73,8 @@ def test_version(environment, tmp_path):
     ("package", "name"),
     [
         ("tercet.recipes", "demo.yaml"),
+        ("tercet.recipes", "accelerate/one_node_fsdp2.yaml"),
+        ("tercet.recipes", "slurm.sh"),
         ("tercet.hub", "hub_card.md"),
         ("tercet.tokenizer", "chat_template.jinja"),
         ("tercet", "py.typed"),

@@ -4,13 +4,14 @@ Shapes: B per_device_batch_size, T sequence_length.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
+from tercet.training.batch_sizes import BatchSizes
 from tercet.training.documents import DataError
 from tercet.training.order import sample_rows
 from tercet.training.packing import (
@@ -34,10 +35,10 @@ Order = Callable[[np.ndarray], np.ndarray]
 class PackedBatches:
     """What each process trains on at each step; nothing is remembered between steps.
 
-    Step s consumes the global samples s * global_batch_size, ..., (s + 1) * global_batch_size - 1, and sample n is row
-    permuted(n % num_rows) of epoch n // num_rows, or what another `order` says. Processes and micro-batches only divide
-    a step's samples among themselves: their union is the same whatever their number, so a run goes on from a step with
-    any other division.
+    Step s consumes the global samples s * global_batch_size, ..., (s + 1) * global_batch_size - 1, or where batches
+    grow in stages those behind the samples of all steps before; sample n is row permuted(n % num_rows) of epoch
+    n // num_rows, or what another `order` says. Processes and micro-batches only divide a step's samples among
+    themselves: their union is the same whatever their number, so a run goes on from a step with any other division.
     """
 
     def __init__(
@@ -51,19 +52,20 @@ class PackedBatches:
         world_size: int,
         order: Order | None = None,
         with_document_bounds: bool = False,
+        warmup: Sequence[tuple[int, int]] = (),
     ) -> None:
         """
         Args:
             seed: Of the default order, in which every row comes once in an epoch.
             order: Another one, such as `WeightedOrder`.
             with_document_bounds: Batches also hold what varlen attention takes; see `document_bounds`.
+            warmup: Stages of smaller global batches before global_batch_size; see `BatchSizes`.
 
         Raises:
-            ValueError: If global_batch_size is no multiple of per_device_batch_size * world_size, or a field is out of
-                range.
+            ValueError: If a global batch size is no multiple of per_device_batch_size * world_size, or a field is out
+                of range.
         """
         for name, value in (
-            ("global_batch_size", global_batch_size),
             ("per_device_batch_size", per_device_batch_size),
             ("world_size", world_size),
         ):
@@ -71,41 +73,43 @@ class PackedBatches:
                 raise ValueError(f"{name} must be at least 1, not {value}.")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in range(world_size), not {rank} with world_size {world_size}.")
-        if global_batch_size % (per_device_batch_size * world_size):
-            raise ValueError(
-                f"global_batch_size ({global_batch_size}) must be a multiple of per_device_batch_size "
-                f"({per_device_batch_size}) times world_size ({world_size}). Choose numbers whose product divides it."
-            )
+        self.sizes = BatchSizes(global_batch_size, tuple(warmup))
+        for size in self.sizes:
+            if size % (per_device_batch_size * world_size):
+                raise ValueError(
+                    f"global_batch_size ({size}) must be a multiple of per_device_batch_size ({per_device_batch_size}) "
+                    f"times world_size ({world_size}). Choose numbers whose product divides it."
+                )
         self.dataset = dataset
         self.seed = seed
-        self.global_batch_size = global_batch_size
         self.per_device_batch_size = per_device_batch_size
         self.rank = rank
         self.world_size = world_size
         self.order = order
         self.with_document_bounds = with_document_bounds
 
-    @property
-    def accumulation_steps(self) -> int:
+    def accumulation_steps(self, step: int) -> int:
         """Micro-batches of each process in a step."""
-        return self.global_batch_size // (self.per_device_batch_size * self.world_size)
+        return self.sizes.at(step) // (self.per_device_batch_size * self.world_size)
 
     def rows(self, step: int) -> np.ndarray:
         """Rows of this process in a step, int64 (accumulation_steps, B)."""
         if step < 0:
             raise ValueError(f"step must be at least 0, not {step}.")
-        divided = np.arange(step * self.global_batch_size, (step + 1) * self.global_batch_size).reshape(
-            self.accumulation_steps, self.world_size, self.per_device_batch_size
+        divided = np.arange(self.sizes.before(step), self.sizes.before(step + 1)).reshape(
+            self.accumulation_steps(step), self.world_size, self.per_device_batch_size
         )
         samples = divided[:, self.rank]
         return self.order(samples) if self.order else sample_rows(self.seed, samples, len(self.dataset))
 
     def micro_batches(self, step: int) -> list[Batch]:
         """This process's batches of a step, each tensor (B, T); see `PackedDataset.row` for what they hold."""
-        batches: list[Batch] = [self.dataset.rows(rows) for rows in self.rows(step)]
-        if self.with_document_bounds:
-            batches = [{**batch, **document_bounds(batch["position_ids"])} for batch in batches]
-        return batches
+        return [self.batch(rows) for rows in self.rows(step)]
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> Batch:
+        """These rows as a batch."""
+        batch: Batch = self.dataset.rows(rows)
+        return {**batch, **document_bounds(batch["position_ids"])} if self.with_document_bounds else batch
 
     def steps(self, start: int, stop: int, *, ahead: int = 2) -> Iterator[list[Batch]]:
         """`micro_batches` of steps start <= s < stop, in this order, made by a thread `ahead` steps in front."""
@@ -154,6 +158,17 @@ class EvaluationWindows:
         )
         batch["shift_labels"].masked_fill_(scored_before, IGNORE_INDEX)
         return batch
+
+    def documents(self, i: int) -> np.ndarray:
+        """The document of each position of batch i, -1 on padding, int64 (b, T)."""
+        packing = self._dataset.packing
+        first, last = i * self._batch_size, min((i + 1) * self._batch_size, len(self._dataset))
+        documents = np.full((last - first, packing.sequence_length), -1, dtype=np.int64)
+        for b, row in enumerate(range(first, last)):
+            pieces = slice(packing.row_offsets[row], packing.row_offsets[row + 1])
+            of_row = np.repeat(packing.document[pieces], packing.length[pieces])
+            documents[b, : len(of_row)] = of_row
+        return documents
 
 
 def evaluation_windows(

@@ -1,208 +1,226 @@
 """Checkpoints: a folder that transformers loads, with all that a run needs to go on from exactly there.
 
     checkpoints/step-00000200/       config.json, model.safetensors, tokenizer, code: a model like any other
-        state/run.json               step, tokens, seconds of training, number of processes
+        state/run.json               step, tokens, seconds of training, number of processes, best evaluation
         state/optimizer-0.safetensors state of the first optimizer, by parameter name, and so on
         state/rng-0.safetensors      random state of process 0, and so on
+        state/ema.safetensors        running average of the weights, by parameter name, if the run keeps one
+        state/manifest.json          size and SHA-256 of every file, also of the model's
 
-A checkpoint is written under another name, synced and renamed: one that is there is whole. Nothing is pickled.
+Tensors are whole, so a run goes on with another number of processes, sharded or not. Nothing is pickled.
+`tercet.training.saving` writes them.
 """
 
 import json
-import os
 import re
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import nn
 
-from tercet.training.atomic import make_readable
+from tercet.training.ema import WeightAverage
 from tercet.training.errors import UserError
+from tercet.training.manifest import DamagedError, check_manifest
+from tercet.training.run_state import RunState
+from tercet.training.sharding import part_like
+from tercet.training.snapshot import restore_random_state
 
 CHECKPOINTS = "checkpoints"
-_STATE = "state"
-_TEMPORARY_PREFIX = ".writing-"
+STATE = "state"
+RUN_NAME = "run.json"
+AVERAGES_NAME = "ema.safetensors"
 _NAME = re.compile(r"step-(\d{8,})")
+_ASIDE_PREFIX = "damaged-"
 
 
-@dataclass(frozen=True)
-class RunState:
-    """Where a run stands; with the recipe it says what comes next."""
-
-    step: int = 0
-    tokens_seen: int = 0
-    duration_s: float = 0.0
-    num_processes: int = 1
-    loss_nats: float = 0.0
-    data_fingerprint: str = ""
+def optimizer_name(index: int | str) -> str:
+    """File of an optimizer's state."""
+    return f"optimizer-{index}.safetensors"
 
 
-def list_checkpoints(output_dir: Path) -> list[Path]:
-    """Whole checkpoints of a run, oldest first."""
-    found = [path for path in (output_dir / CHECKPOINTS).glob("step-*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=_step_of)
+def random_state_name(rank: int) -> str:
+    """File of a process's random state."""
+    return f"rng-{rank}.safetensors"
 
 
-def _step_of(path: Path) -> int:
+def checkpoint_path(output_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return output_dir / CHECKPOINTS / f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint's folder."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match.group(1))
 
 
-def save_checkpoint(
-    output_dir: Path,
-    state: RunState,
-    *,
-    write_model: Callable[[Path], None],
-    model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
-    accelerator: Accelerator,
-    keep_last: int,
-) -> Path:
-    """Write one checkpoint, whole or not at all, then remove those beyond `keep_last`. All processes call this.
+def list_checkpoints(output_dir: Path) -> list[Path]:
+    """Checkpoints of a run by their names, oldest first; `newest_whole` looks into them."""
+    found = [path for path in (output_dir / CHECKPOINTS).glob("step-*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=step_of)
+
+
+def newest_whole(output_dir: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint whose files are those that were written, every byte of them read.
+
+    Newer ones that are not are set aside under another name, so that the run can write theirs again; never removed.
 
     Args:
-        write_model: Writes the folder that transformers loads; called in the main process.
-        model: Gives the names under which optimizer state is kept.
+        say: Gets a line for each of them.
+
+    Returns:
+        The checkpoint; None if the run has none.
+
+    Raises:
+        UserError: It has some, and none is whole. All stay where they are.
     """
-    folder = output_dir / CHECKPOINTS / f"step-{state.step:08d}"
-    temporary = folder.with_name(_TEMPORARY_PREFIX + folder.name)
-    if accelerator.is_main_process:
-        _remove_unfinished(output_dir)
-        (temporary / _STATE).mkdir(parents=True)
-    accelerator.wait_for_everyone()
+    damaged: list[tuple[Path, DamagedError]] = []
+    for folder in reversed(list_checkpoints(output_dir)):
+        try:
+            check_manifest(folder, STATE)
+        except DamagedError as error:
+            damaged.append((folder, error))
+            continue
+        for other, error in damaged:
+            aside = _set_aside(other)
+            say(f"{other} is damaged ({error}); it is now {aside.name}, and the run goes on from {folder.name}")
+        return folder
+    if damaged:
+        reasons = "; ".join(f"{folder.name}: {error}" for folder, error in damaged)
+        raise UserError(
+            f"no checkpoint in {output_dir / CHECKPOINTS} is whole ({reasons}): put a whole one back, or --restart to "
+            "begin anew"
+        )
+    return None
+
+
+def check_whole(folder: Path, what: str) -> None:
+    """Refuse a checkpoint that is not what was written.
+
+    Raises:
+        UserError: Names `what` was to be the checkpoint, and why it is none.
+    """
+    if not (folder / STATE / RUN_NAME).is_file():
+        raise UserError(f"{what} {folder} is no checkpoint of a run: give a folder such as RUN/{CHECKPOINTS}/step-...")
     try:
-        save_file(_rng_tensors(accelerator.device), temporary / _STATE / f"rng-{accelerator.process_index}.safetensors")
-        if accelerator.is_main_process:
-            write_model(temporary)
-            for index, optimizer in enumerate(optimizers):
-                _save_optimizer(optimizer, model, temporary / _STATE, index)
-            (temporary / _STATE / "run.json").write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
-        accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
-            make_readable(temporary)
-            _sync_tree(temporary)
-            if folder.exists():  # written by a run that was killed before it could go on from here
-                shutil.rmtree(folder)
-            os.replace(temporary, folder)
-            _sync(folder.parent)
-            for old in list_checkpoints(output_dir)[:-keep_last]:
-                shutil.rmtree(old)
-    except BaseException:
-        if accelerator.is_main_process:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    accelerator.wait_for_everyone()
-    return folder
+        check_manifest(folder, STATE)
+    except DamagedError as error:
+        raise UserError(f"{what} {folder} is damaged ({error}): give another checkpoint") from error
+
+
+def read_state(folder: Path) -> RunState:
+    """Where the run stood when a checkpoint was saved.
+
+    Raises:
+        UserError: It is no state that this version reads.
+    """
+    try:
+        return RunState(**json.loads((folder / STATE / RUN_NAME).read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{folder / STATE / RUN_NAME} cannot be read ({error}): is it of another version?") from error
 
 
 def load_checkpoint(
-    folder: Path, *, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], accelerator: Accelerator
-) -> RunState:
-    """Put a run back to where a checkpoint left it.
+    folder: Path,
+    *,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    accelerator: Accelerator,
+    average: WeightAverage | None = None,
+) -> None:
+    """Put a run back to where a checkpoint left it. All processes call this.
 
     Args:
-        model: Unwrapped, on its device, with the shapes of the checkpoint.
-
-    Returns:
-        Where the run stands.
+        model: Unwrapped, on its device, sharded if it is to be; with the shapes of the checkpoint.
+        average: Gets the checkpoint's; where that has none, it begins with its weights.
 
     Raises:
-        UserError: The checkpoint is damaged or belongs to another model.
+        UserError: The checkpoint belongs to another model, or to other optimizers.
     """
+    num_processes = read_state(folder).num_processes
     try:
-        state = RunState(**json.loads((folder / _STATE / "run.json").read_text("utf-8")))
         _load_model(model, folder)
+        if (held := len(list((folder / STATE).glob(optimizer_name("*"))))) != len(optimizers):
+            raise ValueError(f"it holds the state of {held} optimizer(s), and the recipe has {len(optimizers)}")
         for index, optimizer in enumerate(optimizers):
-            _load_optimizer(optimizer, model, folder / _STATE, index)
-        rng_path = folder / _STATE / f"rng-{accelerator.process_index}.safetensors"
+            _load_optimizer(optimizer, model, folder / STATE / optimizer_name(index))
+        if average is not None:
+            _load_average(average, folder / STATE / AVERAGES_NAME)
+        random_state_path = folder / STATE / random_state_name(accelerator.process_index)
         # At another number of processes there is no state to go on with for the new ones; they start from the seed.
-        if rng_path.exists() and state.num_processes == accelerator.num_processes:
-            _restore_rng(load_file(rng_path), accelerator.device)
+        if random_state_path.exists() and num_processes == accelerator.num_processes:
+            restore_random_state(load_file(random_state_path), accelerator.device)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{folder} cannot be resumed from ({reason}); remove this folder to go on from the one before"
+            f"{folder} cannot be gone on from ({reason}): is it of another model, or of another version of Tercet?"
         ) from error
-    return state
 
 
+def _set_aside(folder: Path) -> Path:
+    aside, number = folder.with_name(_ASIDE_PREFIX + folder.name), 1
+    while aside.exists():
+        number += 1
+        aside = folder.with_name(f"{_ASIDE_PREFIX}{folder.name}-{number}")
+    folder.rename(aside)
+    return aside
+
+
+def _tensors(paths: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Whole tensors, one at a time: a sharded model may be larger than a process's memory."""
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - safe_open's handle is no mapping
+                yield name, file.get_tensor(name)
+
+
+@torch.no_grad()
 def _load_model(model: nn.Module, folder: Path) -> None:
-    tensors: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("model*.safetensors")):
-        tensors.update(load_file(path))
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    tied = getattr(model, "all_tied_weights_keys", {})
-    missing = [name for name in missing if name not in tied]
-    if missing or unexpected:
-        raise ValueError(f"weights missing: {missing[:3]}, unknown: {unexpected[:3]}")
+    targets = model.state_dict(keep_vars=True)
+    loaded, unknown = set(), []
+    for name, tensor in _tensors(sorted(folder.glob("model*.safetensors"))):
+        target = targets.get(name)
+        if target is None:
+            unknown.append(name)
+            continue
+        if target.shape != tensor.shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)} there and {tuple(target.shape)} here")
+        target.copy_(part_like(tensor.to(target.device), target))
+        loaded.add(id(target))
+    # A tied weight is stored under one of its names.
+    missing = [name for name, target in targets.items() if id(target) not in loaded]
+    if missing or unknown:
+        raise ValueError(f"weights missing: {missing[:3]}, unknown: {unknown[:3]}")
 
 
-def _save_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, folder: Path, index: int) -> None:
-    """Tensors of the state by parameter name, `name::key`; the rest of an optimizer is in the recipe."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    tensors: dict[str, torch.Tensor] = {}
-    for parameter, entries in optimizer.state.items():
-        for key, value in entries.items():
-            assert isinstance(value, torch.Tensor), f"optimizer state {key} is no tensor"
-            tensors[f"{names[id(parameter)]}::{key}"] = value.detach().contiguous()
-    save_file(tensors, folder / f"optimizer-{index}.safetensors")
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, folder: Path, index: int) -> None:
+def _load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: Path) -> None:
     parameters = dict(model.named_parameters())
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for full_name, value in load_file(folder / f"optimizer-{index}.safetensors").items():
+    for full_name, value in _tensors([path]):
         name, _, key = full_name.rpartition("::")
         parameter = parameters[name]
         if id(parameter) not in known:
             raise ValueError(f"optimizer state for {name}, which this optimizer does not update")
-        # AdamW counts its steps in a tensor that stays on the CPU unless fused on the parameter's device.
-        optimizer.state[parameter][key] = (
-            value.to(parameter.device) if value.ndim or optimizer_is_fused(optimizer) else value
-        )
+        if value.shape == parameter.shape and value.ndim:
+            value = part_like(value.to(parameter.device), parameter)
+        elif value.ndim or optimizer_is_fused(optimizer):
+            # AdamW counts its steps in a tensor that stays on the CPU unless fused on the parameter's device.
+            value = value.to(parameter.device)
+        optimizer.state[parameter][key] = value
+
+
+def _load_average(average: WeightAverage, path: Path) -> None:
+    if path.exists():
+        average.load(load_file(path))
+    else:  # of a run without, from which this one branches
+        average.begin_anew()
 
 
 def optimizer_is_fused(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer keeps its step counters on the parameters' device."""
     return any(group.get("fused") for group in optimizer.param_groups)
-
-
-def _rng_tensors(device: torch.device) -> dict[str, torch.Tensor]:
-    tensors = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        tensors["cuda"] = torch.cuda.get_rng_state(device)
-    return tensors
-
-
-def _restore_rng(tensors: dict[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(tensors["cpu"])
-    if device.type == "cuda" and "cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["cuda"], device)
-
-
-def _remove_unfinished(output_dir: Path) -> None:
-    for path in (output_dir / CHECKPOINTS).glob(f"{_TEMPORARY_PREFIX}*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync_tree(folder: Path) -> None:
-    for root, _, files in os.walk(folder):
-        for name in files:
-            _sync(Path(root, name))
-        _sync(Path(root))
-
-
-def _sync(path: Path) -> None:
-    """Ask the system to put a file's content, or a folder's entries, on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

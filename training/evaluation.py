@@ -4,14 +4,16 @@ import math
 from collections.abc import Iterable
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from tercet.training.batches import Batch, evaluation_windows
-from tercet.training.results import Evaluation
+from tercet.training.batches import Batch, EvaluationWindows, evaluation_windows
+from tercet.training.packing import IGNORE_INDEX
+from tercet.training.results import Evaluation, SourceEvaluation
 from tercet.training.token_set import TokenSet
 
 # Logits of one batch are held whole here, as any model on the Hub returns them; this bounds them.
@@ -47,7 +49,8 @@ def evaluate(
 
     Returns:
         Mean loss over all labels, ends of documents included (nats), its exponential, and bits per UTF-8 byte of text,
-        for which the ends of documents, which are no text, are left out.
+        for which the ends of documents, which are no text, are left out. The same of each source, where the set has
+        documents of several.
     """
     windows = evaluation_windows(
         token_set,
@@ -58,18 +61,20 @@ def evaluate(
         pad_token_id=pad_token_id,
     )
     rank, world_size = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
-    mine = (windows[index] for index in range(rank, len(windows), world_size))
+    # As many in every process, so that a sharded model, whose weights all of them gather together, can be scored.
+    num_each = -(-len(windows) // world_size)
+    mine = (_window_or_nothing(windows, rank + index * world_size, token_set) for index in range(num_each))
     bar = tqdm(
         mine,
-        total=-(-(len(windows) - rank) // world_size),
+        total=num_each,
         desc="Evaluating",
         disable=None if progress else True,
         leave=False,
     )
-    sums = sum_losses(model, bar, eos_token_id)
+    sums = sum_losses(model, bar, eos_token_id, len(token_set.sources))
     if accelerator is not None:
         sums = cast(torch.Tensor, accelerator.reduce(sums, reduction="sum"))
-    total_nats, text_nats, num_tokens = sums.tolist()
+    total_nats, text_nats, num_tokens = sums.sum(0).tolist()
     loss_nats = total_nats / num_tokens
     return Evaluation(
         loss_nats=loss_nats,
@@ -78,25 +83,56 @@ def evaluate(
         bits_per_byte=text_nats / math.log(2) / token_set.num_bytes,
         num_tokens=int(num_tokens),
         num_bytes=token_set.num_bytes,
+        by_source=_by_source(token_set, sums),
     )
 
 
+def _by_source(token_set: TokenSet, sums: torch.Tensor) -> dict[str, SourceEvaluation]:
+    """What sums (S, 3) say of each source that has documents here; nothing where only one has."""
+    num_bytes = np.zeros(len(token_set.sources), dtype=np.int64)
+    np.add.at(num_bytes, token_set.document_sources, token_set.document_bytes)
+    measured = {
+        label: SourceEvaluation(
+            loss_nats=nats / num_tokens,
+            bits_per_byte=text_nats / math.log(2) / size,
+            num_tokens=int(num_tokens),
+            num_bytes=size,
+        )
+        for label, size, (nats, text_nats, num_tokens) in zip(
+            token_set.sources, num_bytes.tolist(), sums.tolist(), strict=True
+        )
+        if size
+    }
+    return measured if len(measured) > 1 else {}
+
+
+def _window_or_nothing(windows: EvaluationWindows, index: int, token_set: TokenSet) -> Batch:
+    """A window with the source of each of its positions, `sources` (b, T); behind the last one, it without labels."""
+    at = min(index, len(windows) - 1)
+    batch = windows[at]
+    if index > at:
+        batch["shift_labels"].fill_(IGNORE_INDEX)
+    # Padding is given to some source; it has no label.
+    return {**batch, "sources": torch.from_numpy(token_set.document_sources[windows.documents(at)]).long()}
+
+
 @torch.no_grad()
-def sum_losses(model: PreTrainedModel, batches: Iterable[Batch], eos_token_id: int) -> torch.Tensor:
-    """Sums over all labels: nats, nats of labels that are text, number of labels; float64 (3,)."""
+def sum_losses(model: PreTrainedModel, batches: Iterable[Batch], eos_token_id: int, num_sources: int) -> torch.Tensor:
+    """Sums over all labels of each source: nats, nats of labels that are text, number of labels; float64 (S, 3)."""
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    sums = torch.zeros(num_sources, 3, dtype=torch.float64, device=device)
     for batch in batches:
-        input_ids, labels, position_ids = (
-            batch[name].to(device) for name in ("input_ids", "shift_labels", "position_ids")
+        input_ids, labels, position_ids, sources = (
+            batch[name].to(device) for name in ("input_ids", "shift_labels", "position_ids", "sources")
         )
         logits = model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits  # (b, T, V)
         nats = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none").view_as(labels)
-        is_label = labels != -100
+        is_label = labels != IGNORE_INDEX
         is_text = is_label & (labels != eos_token_id)
-        sums += torch.stack([nats.sum(), (nats * is_text).sum(), is_label.sum()]).double()
+        measured = torch.stack([nats.double(), nats * is_text, is_label], dim=-1)  # (b, T, 3)
+        sums.index_add_(0, sources.flatten(), measured.flatten(0, 1))
     model.train(was_training)
     return sums
 

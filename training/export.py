@@ -8,26 +8,34 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from tercet.training.atomic import make_readable
+from tercet.training.atomic import make_readable, place_files, temporary_folder
 from tercet.training.errors import UserError
-from tercet.training.run_folder import place_files, temporary_folder
 
 
-def write_model_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def write_model_folder(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
     """Weights, config, code, tokenizer and generation settings, as `from_pretrained` wants them.
 
     Args:
         model: Unwrapped.
         folder: Made if missing; files of the same names are replaced.
+        weights: Written instead of the model's own, named as its `state_dict` names them: a copy that does not change
+            while it is written, or whole tensors where the model's are spread over processes.
     """
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model.save_pretrained(folder)
+    # save_pretrained takes names out of the mapping that it is given.
+    model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
     tokenizer.save_pretrained(folder)
 
 

@@ -68,6 +68,38 @@ def versions() -> Versions:
     return Versions(python=platform.python_version(), **{name: version(name) for name in names})
 
 
+def free_memory_bytes(device: "torch.device | str" = "cpu") -> int:
+    """What a process may still take of a device's memory, or of the machine's within its container's limit."""
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil
+
+    return min([psutil.virtual_memory().available, *_free_of_container()])
+
+
+def _free_of_container() -> list[int]:
+    """Bytes left under the limit of this process's control group, where it has one."""
+    for limit_name, used_name, reclaimable in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        root = Path("/sys/fs/cgroup")
+        try:
+            limit = (root / limit_name).read_text().strip()
+            used = int((root / used_name).read_text())
+            statistics = (root / limit_name).parent.joinpath("memory.stat").read_text().splitlines()
+        except (OSError, ValueError):
+            continue
+        # Cached files count as used and go as soon as someone needs the room.
+        cached = next((int(line.split()[1]) for line in statistics if line.startswith(f"{reclaimable} ")), 0)
+        if limit.isdigit():
+            return [max(int(limit) - used + cached, 0)]
+    return []
+
+
 def supports_bfloat16(on_cpu: bool) -> bool:
     """Whether bfloat16 products are computed by the CPU, or by the accelerator, and not emulated in software."""
     import torch

@@ -4,51 +4,63 @@ Everything that decides a weight is a function of the recipe and the step number
 was stopped and started again ends with the bits of one that was not (same machine, same number of processes).
 """
 
-import json
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import Any, Self, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tercet.tokenizer import token_ids
+from tercet.training.acceleration import compile_model
 from tercet.training.accounting import flops_per_token
+from tercet.training.agreement import Agreement
 from tercet.training.arrangement import arrange
-from tercet.training.atomic import write_atomically
 from tercet.training.batches import PackedBatches
-from tercet.training.checkpoints import RunState, list_checkpoints, load_checkpoint, save_checkpoint
 from tercet.training.curve import METRICS_NAME
-from tercet.training.errors import UserError
+from tercet.training.deadline import Deadline
+from tercet.training.ema import WeightAverage
+from tercet.training.errors import UserError, as_user_error
 from tercet.training.evaluation import evaluate
+from tercet.training.launch import describe_processes
 from tercet.training.optimizers import make_optimizers
 from tercet.training.packing import PackedDataset
+from tercet.training.progress import MetricsFile, Progress, evaluation_record, opening_line, shown_values
 from tercet.training.recipe import Recipe
+from tercet.training.restart import starting_point
 from tercet.training.results import Evaluation
+from tercet.training.run_state import RunState
+from tercet.training.samples import SAMPLES_NAME, make_samples, record_samples
+from tercet.training.saver import Saver
+from tercet.training.saving import WriteModel
 from tercet.training.schedules import learning_rate_factor
-from tercet.training.step import DivergedError, StepResult, set_learning_rates, training_step
+from tercet.training.sharding import is_sharded, shard_model, whole_model
+from tercet.training.signals import StopRequest, stop_signals
+from tercet.training.step import set_learning_rates, training_step
 from tercet.training.token_set import PreparedData
+from tercet.training.watch import PendingSteps, SpikeWatch, StepReading, describe_bad_step
+
+# Results of so many steps at most wait on the device to be read.
+_MAX_PENDING = 1000
 
 
 @dataclass(frozen=True)
 class LoopOutcome:
-    """How a call of `run_loop` ended.
+    """How a call of `TrainingLoop.run` ended.
 
     Attributes:
         state: Where the run stands.
-        interrupted_by: Name of the signal that stopped it, None if it reached its last step.
+        interrupted_by: What stopped it, a signal's name or the deadline; None if it reached its last step.
         checkpoint: The newest checkpoint.
         loss_nats: Training loss of the last step.
         evaluation: Of the last step, None if the run did not get there or there is nothing to evaluate on.
         tokens_per_second: Over all training time of the run, evaluations and checkpoints left out.
         mfu: FLOPs of the model per second over the device's measured rate for matrix products.
+        stalled_s: Seconds of this call in which training stood still for checkpoints.
     """
 
     state: RunState
@@ -58,10 +70,11 @@ class LoopOutcome:
     evaluation: Evaluation | None
     tokens_per_second: float
     mfu: float
+    stalled_s: float = 0.0
 
 
 class TrainingLoop:
-    """A run from its newest checkpoint, or from the start, to the recipe's last step or until a signal.
+    """A run from its newest checkpoint, or from the start, to the recipe's last step, a signal, or its deadline.
 
     Args:
         recipe: What to do.
@@ -70,8 +83,9 @@ class TrainingLoop:
         tokenizer: Gives the ids that start documents and fill rows.
         data: What to train and to evaluate on.
         accelerator: Knows device, processes and precision.
-        write_model: Writes the folder that transformers loads.
+        write_model: Writes the folder that transformers loads, from weights; called in another thread.
         peak_flops: FLOP/s of matrix products that the devices of all processes reach together, for the MFU.
+        started: When the run's time began (`time.monotonic`), for `training.max_hours`; None: now.
 
     Raises:
         UserError: Less text than one row, or a global batch that does not divide among the processes.
@@ -85,301 +99,297 @@ class TrainingLoop:
         tokenizer: PreTrainedTokenizerFast,
         data: PreparedData,
         accelerator: Accelerator,
-        write_model: Callable[[Path], None],
+        write_model: WriteModel,
         peak_flops: float,
+        started: float | None = None,
     ) -> None:
-        training, optimizer = recipe.training, recipe.optimizer
+        training = recipe.training
         self.recipe, self.output_dir, self.model, self.accelerator = recipe, output_dir, model, accelerator
-        self.data, self.write_model, self.peak_flops = data, write_model, peak_flops
+        self.data, self.tokenizer, self.peak_flops = data, tokenizer, peak_flops
         self.special = token_ids(tokenizer).for_rows()
         model.to(accelerator.device)
         model.train()
-        self.optimizers = make_optimizers(
-            model,
+        if training.sharding == "full":
+            shard_model(model, accelerator)
+        self.optimizers = self._make_optimizers()
+        self.average = WeightAverage(model, recipe.optimizer.ema_decay) if recipe.optimizer.ema_decay else None
+        self.batches = self._make_batches()
+        self.metrics = MetricsFile(output_dir / METRICS_NAME)
+        self.agreement = Agreement(accelerator)
+        self.saver = Saver(
+            training, output_dir, model, self.optimizers, self.average, accelerator, self.agreement, write_model
+        )
+        self.deadline = Deadline(
+            time.monotonic() if started is None else started,
+            None if training.max_hours is None else training.max_hours * 3600,
+            self.saver.longest_s,
+        )
+        self.flops_per_token = flops_per_token(model.config, training.sequence_length, training=True)
+        self.evaluation: Evaluation | None = None
+        self.pending = PendingSteps()
+        self.state = self.logged = RunState()
+        self.spikes = SpikeWatch(training.spike_factor)
+        self._clock = 0.0
+
+    def _make_optimizers(self) -> list[torch.optim.Optimizer]:
+        optimizer = self.recipe.optimizer
+        return make_optimizers(
+            self.model,
             name=optimizer.name,
             learning_rate=optimizer.learning_rate,
             matrix_learning_rate=optimizer.matrix_learning_rate,
             weight_decay=optimizer.weight_decay,
+            embedding_weight_decay=optimizer.embedding_weight_decay,
             betas=optimizer.betas,
         )
+
+    def _make_batches(self) -> PackedBatches:
+        training, seed = self.recipe.training, self.recipe.seed
         arrangement = arrange(
-            data.train,
+            self.data.train,
             training.sequence_length,
             packing=training.packing,
-            seed=recipe.seed,
-            weights=recipe.data.weights(),
+            seed=seed,
+            weights=self.recipe.data.weights(),
         )
-        self.packing = arrangement.packing
-        self.batches = PackedBatches(
-            PackedDataset(data.train, self.packing, **self.special),
-            seed=recipe.seed,
-            global_batch_size=training.global_batch_size,
-            per_device_batch_size=training.per_device_batch_size,
-            rank=accelerator.process_index,
-            world_size=accelerator.num_processes,
-            order=arrangement.order,
-            with_document_bounds="flash" in (model.config._attn_implementation or ""),
-        )
-        self.metrics = MetricsFile(output_dir / METRICS_NAME) if accelerator.is_main_process else None
-        self.flops_per_token = flops_per_token(model.config, training.sequence_length, training=True)
-        self.evaluation: Evaluation | None = None
-        self.logged = RunState()
+        with as_user_error("training"):
+            return PackedBatches(
+                PackedDataset(self.data.train, arrangement.packing, **self.special),
+                seed=seed,
+                global_batch_size=training.global_batch_size,
+                per_device_batch_size=training.per_device_batch_size,
+                rank=self.accelerator.process_index,
+                world_size=self.accelerator.num_processes,
+                order=arrangement.order,
+                with_document_bounds="flash" in (self.model.config._attn_implementation or ""),
+                warmup=training.batch_sizes().stages,
+            )
 
     def run(self) -> LoopOutcome:
         """Train.
 
         Raises:
-            UserError: The checkpoint is damaged or of other data, or training diverged.
+            UserError: The checkpoint is of other data, a checkpoint could not be written, or too many steps in a row
+                had a gradient that is not finite.
         """
-        state, checkpoint = self._resume()
-        wrapped: Any = self.accelerator.prepare(
-            torch.compile(self.model) if self.recipe.training.compile else self.model
-        )
-        if self.metrics is not None:
-            self.metrics.drop_after(state.step)
-        with stop_signals() as stop, self._bar(state.step) as bar:
-            bar.say(self._opening_line(state))
-            for micro_batches in self.batches.steps(state.step, self.recipe.training.num_steps):
-                started = time.perf_counter()
-                self._set_learning_rate(state.step)
-                try:
+        num_steps = self.recipe.training.num_steps
+        stopped_by = None
+        with stop_signals() as stop, self._bar() as bar:
+            self._resume(bar)
+            wrapped = self._wrap(bar)
+            processes = describe_processes(self.recipe, self.accelerator)
+            bar.say(opening_line(processes, self.batches.dataset.packing, self.state.step))
+            self._clock = time.perf_counter()
+            with self.saver:
+                for micro_batches in self.batches.steps(self.state.step, num_steps):
+                    self._set_learning_rate()
                     result = training_step(
                         wrapped, self.optimizers, micro_batches, self.accelerator,
-                        clip_norm=self.recipe.optimizer.clip_norm,
+                        clip_norm=self.recipe.optimizer.clip_norm, z_loss=self.recipe.optimizer.z_loss,
                     )  # fmt: skip
-                except DivergedError as error:
-                    raise UserError(
-                        f"training diverged in step {state.step + 1}: {error}. Lower optimizer.learning_rate or "
-                        f"optimizer.matrix_learning_rate; last good checkpoint: {checkpoint or 'none'}"
-                    ) from error
-                state = replace(
-                    state,
-                    step=state.step + 1,
-                    tokens_seen=state.tokens_seen + int(result.num_tokens),
-                    duration_s=state.duration_s + time.perf_counter() - started,
-                    loss_nats=float(result.loss_nats),
-                )
-                stopping = self._any_process_stops(stop)
-                checkpoint = self._after_step(state, result, bar, checkpoint, stopping is not None)
-                if stopping is not None:
-                    break
-        interrupted_by = stop.received if state.step < self.recipe.training.num_steps else None
+                    self.state = replace(self.state, step=self.state.step + 1)
+                    self.pending.add(self.state.step, result)
+                    if self.average is not None:
+                        self.average.update(self.state.step, result.is_finite)
+                    stopped_by = self._after_step(bar, stop)
+                    if stopped_by is not None:
+                        break
+        state = self.state
+        if state.step == num_steps and self.average is not None:
+            # What the folder will hold; the checkpoint has both.
+            self.average.put_in()
         speed = state.tokens_seen / max(state.duration_s, 1e-9)
         return LoopOutcome(
             state,
-            interrupted_by,
-            checkpoint,
-            state.loss_nats,
-            self.evaluation,
-            speed,
-            speed * self.flops_per_token / self.peak_flops,
+            interrupted_by=stopped_by if state.step < num_steps else None,
+            checkpoint=self.saver.newest,
+            loss_nats=state.loss_nats,
+            evaluation=self.evaluation,
+            tokens_per_second=speed,
+            mfu=speed * self.flops_per_token / self.peak_flops,
+            stalled_s=self.saver.stalled_s,
         )
 
-    def _resume(self) -> tuple[RunState, Path | None]:
-        found = list_checkpoints(self.output_dir)
-        fingerprint = self.data.fingerprint
-        if not found:
-            return RunState(num_processes=self.accelerator.num_processes, data_fingerprint=fingerprint), None
-        state = load_checkpoint(found[-1], model=self.model, optimizers=self.optimizers, accelerator=self.accelerator)
-        if state.data_fingerprint != fingerprint:
-            raise UserError(
-                f"the text has changed since {found[-1]} was saved, and the run cannot go on in it as if it had not: "
-                "restore the text, choose another output folder, or --restart"
-            )
-        return replace(state, num_processes=self.accelerator.num_processes), found[-1]
-
-    def _after_step(
-        self, state: RunState, result: StepResult, bar: "Progress", checkpoint: Path | None, stopping: bool
-    ) -> Path | None:
-        training = self.recipe.training
-        is_last = state.step == training.num_steps
-        if state.step % training.log_every == 0 or is_last or state.step == 1:
-            self._log(state, result, bar)
-        bar.advance()
-        if (state.step % training.evaluate_every == 0 or is_last) and self.data.validation.num_tokens:
-            self.evaluation = self._evaluate()
-            self._log_evaluation(state, self.evaluation, bar)
-            if not is_last:
-                self.evaluation = None
-        if state.step % training.save_every == 0 or is_last or stopping:
-            checkpoint = save_checkpoint(
-                self.output_dir,
-                state,
-                write_model=self.write_model,
-                model=self.model,
-                optimizers=self.optimizers,
-                accelerator=self.accelerator,
-                keep_last=training.keep_last,
-            )
-        return checkpoint
-
-    def _evaluate(self) -> Evaluation:
-        training = self.recipe.training
-        return evaluate(
-            self.model,
-            self.data.validation,
-            sequence_length=training.sequence_length,
+    def _resume(self, bar: Progress) -> None:
+        state, self.saver.newest = starting_point(
+            self.recipe,
+            self.output_dir,
+            self.data,
+            model=self.model,
+            optimizers=self.optimizers,
+            average=self.average,
             accelerator=self.accelerator,
-            eos_token_id=self.special["eos_token_id"],
-            pad_token_id=self.special["pad_token_id"],
+            agreement=self.agreement,
+            say=bar.say,
+        )
+        self.state = self.logged = state
+        bar.begin_at(state.step)
+        if self.accelerator.is_main_process:
+            self.metrics.drop_after(state.step)
+            losses = [record["loss_nats"] for record in self.metrics.records() if "loss_nats" in record]
+            self.spikes = SpikeWatch(self.recipe.training.spike_factor, losses)
+
+    def _wrap(self, bar: Progress) -> Any:
+        model = compile_model(self.model, bar.say) if self.recipe.training.compile else self.model
+        # A sharded model exchanges gradients itself.
+        return model if is_sharded(self.model) else self.accelerator.prepare(model)
+
+    def _after_step(self, bar: Progress, stop: StopRequest) -> str | None:
+        """What falls due after a step; returns what stops the run, if anything does."""
+        training, step = self.recipe.training, self.state.step
+        is_last = step == training.num_steps
+        logs = step % training.log_every == 0 or is_last or step == 1
+        evaluates = (step % training.evaluate_every == 0 or is_last) and self.data.validation.num_tokens > 0
+        samples = training.sample_every is not None and step % training.sample_every == 0
+        stopped_by = None if evaluates or samples else self._stopped_by(stop)
+        may_save = step % training.save_every == 0 or is_last or stopped_by is not None
+        # On a CPU reading costs nothing, so a step that goes wrong is noticed at once.
+        on_cpu = self.accelerator.device.type == "cpu"
+        if on_cpu or logs or evaluates or samples or may_save or len(self.pending) >= _MAX_PENDING:
+            reading = self._read(bar)
+            if logs and reading.is_finite:
+                self._log(reading, bar)
+        bar.advance()
+        is_best = evaluates and self._evaluate(bar)
+        if samples:
+            self._show_samples(bar)
+        if evaluates or samples:  # which take long
+            stopped_by = self._stopped_by(stop)
+        if may_save or stopped_by is not None or (is_best and training.keep_best):
+            self.saver.save(self.state, is_final=is_last or stopped_by is not None)
+        if evaluates or samples or may_save:
+            self._clock = time.perf_counter()
+        self.deadline.step_done()
+        return stopped_by
+
+    def _read(self, bar: Progress) -> StepReading:
+        """Take in all steps since the last reading; returns the last."""
+        readings = self.pending.read()
+        now = time.perf_counter()
+        state = replace(self.state, duration_s=self.state.duration_s + now - self._clock)
+        self._clock = now
+        for reading in readings:
+            if reading.is_finite:
+                self.state = state = replace(
+                    state,
+                    tokens_seen=state.tokens_seen + reading.num_tokens,
+                    loss_nats=reading.loss_nats,
+                    num_bad_in_row=0,
+                )
+                continue
+            self.state = state = replace(
+                state, num_bad_steps=state.num_bad_steps + 1, num_bad_in_row=state.num_bad_in_row + 1
+            )
+            self._report_bad_step(reading, bar)
+        return readings[-1]
+
+    def _report_bad_step(self, reading: StepReading, bar: Progress) -> None:
+        """Say which step was left out; too many in a row end the run."""
+        what = f"loss {reading.loss_nats:.4g}, gradient norm {reading.grad_norm:.4g}"
+        self._record({"step": reading.step, "left_out": True, "num_bad_steps": self.state.num_bad_steps})
+        allowed = self.recipe.training.max_bad_steps
+        if self.state.num_bad_in_row <= allowed:
+            bar.say(f"step {reading.step:>6}   left out: not finite ({what}); {self.state.num_bad_in_row} in a row")
+            return
+        # Worked out only now: it reads the rows again.
+        documents = describe_bad_step(self.model, self.batches, reading.step - 1, self.accelerator, self.tokenizer)
+        raise UserError(
+            f"training diverged in step {reading.step}: {what} ({self.state.num_bad_in_row} such step(s) in a row, "
+            f"training.max_bad_steps is {allowed}); {documents}. Lower optimizer.learning_rate or "
+            f"optimizer.matrix_learning_rate, or leave the documents out; last checkpoint: {self.saver.newest}"
         )
 
-    def _set_learning_rate(self, step: int) -> None:
+    def _evaluate(self, bar: Progress) -> bool:
+        """Evaluate and record; returns whether no evaluation before was better."""
+        with self.average.in_place() if self.average is not None else nullcontext():
+            evaluation = evaluate(
+                self.model,
+                self.data.validation,
+                sequence_length=self.recipe.training.sequence_length,
+                accelerator=self.accelerator,
+                eos_token_id=self.special["eos_token_id"],
+                pad_token_id=self.special["pad_token_id"],
+            )
+        state = self.state
+        is_best = state.best_bits_per_byte is None or evaluation.bits_per_byte < state.best_bits_per_byte
+        if is_best:
+            self.state = replace(state, best_bits_per_byte=evaluation.bits_per_byte, best_step=state.step)
+        self.evaluation = evaluation if state.step == self.recipe.training.num_steps else None
+        self._record(evaluation_record(state, evaluation))
+        bar.say(
+            f"step {state.step:>6}   validation loss {evaluation.loss_nats:.4f} nats a token, "
+            f"{evaluation.bits_per_byte:.4f} bits a byte{' (averaged weights)' if self.average is not None else ''}"
+        )
+        return is_best
+
+    def _show_samples(self, bar: Progress) -> None:
+        wanted = self.recipe.samples
+        with self.average.in_place() if self.average is not None else nullcontext():
+            # A sharded model would need as many forwards in every process, whatever text each of them draws.
+            model = whole_model(self.model, here=self.accelerator.is_main_process)
+            if model is None:
+                return
+            samples = make_samples(
+                model, self.tokenizer, wanted.prompts, max_new_tokens=wanted.max_new_tokens,
+                temperature=wanted.temperature, top_p=wanted.top_p, seed=self.recipe.seed,
+            )  # fmt: skip
+        record_samples(self.output_dir / SAMPLES_NAME, self.state.step, samples)
+        for sample in samples:
+            bar.say(f"step {self.state.step:>6}   {(sample.prompt + sample.text)!r}")
+
+    def _set_learning_rate(self) -> None:
         optimizer = self.recipe.optimizer
         factor = learning_rate_factor(
-            step,
+            self.state.step,
             self.recipe.training.num_steps,
             schedule=optimizer.schedule,
             warmup=optimizer.warmup_steps,
             decay_fraction=optimizer.decay_fraction,
+            decay=optimizer.decay_steps,
             final_fraction=optimizer.final_fraction,
         )
         set_learning_rates(self.optimizers, factor)
 
-    def _log(self, state: RunState, result: StepResult, bar: "Progress") -> None:
-        since = self.logged if self.logged.step else replace(state, tokens_seen=0, duration_s=0.0)
-        speed = (state.tokens_seen - since.tokens_seen) / max(state.duration_s - since.duration_s, 1e-9)
-        self.logged = state
+    def _log(self, reading: StepReading, bar: Progress) -> None:
+        state, since, self.logged = self.state, self.logged, self.state
+        seconds = max(state.duration_s - since.duration_s, 1e-9)
+        speed = (state.tokens_seen - since.tokens_seen) / seconds
         mfu = speed * self.flops_per_token / self.peak_flops
-        bar.show(state.step, {"loss": f"{state.loss_nats:.3f}", "tok/s": f"{speed:,.0f}", "mfu": f"{mfu:.0%}"})
+        learning_rate = self.optimizers[-1].param_groups[0]["lr"]
+        shown = shown_values(reading.loss_nats, speed, mfu, reading.grad_norm, learning_rate)
+        steps_left = self.recipe.training.num_steps - state.step
+        bar.show(state.step, shown, steps_left * seconds / max(state.step - since.step, 1))
         record = {
             "step": state.step,
             "tokens": state.tokens_seen,
-            "loss_nats": state.loss_nats,
-            "learning_rate": self.optimizers[-1].param_groups[0]["lr"],
-            "grad_norm": float(result.grad_norm),
+            "loss_nats": reading.loss_nats,
+            "learning_rate": learning_rate,
+            "grad_norm": reading.grad_norm,
             "tokens_per_second": round(speed, 1),
             "mfu": round(mfu, 4),
             "duration_s": round(state.duration_s, 3),
         }
-        self._record(record, state.step)
+        self._record(record)
+        median = self.spikes.median_below(reading.loss_nats)
+        if median is not None:
+            self._record({"step": state.step, "loss_spike_nats": reading.loss_nats, "recent_median_nats": median})
+            bar.say(f"step {state.step:>6}   loss spike: {reading.loss_nats:.3f}, recently {median:.3f}")
 
-    def _log_evaluation(self, state: RunState, evaluation: Evaluation, bar: "Progress") -> None:
-        record = {
-            "step": state.step,
-            "tokens": state.tokens_seen,
-            "validation_loss_nats": evaluation.loss_nats,
-            "validation_bits_per_byte": evaluation.bits_per_byte,
-        }
-        self._record(record, state.step)
-        bar.say(
-            f"step {state.step:>6}   validation loss {evaluation.loss_nats:.4f} nats a token, "
-            f"{evaluation.bits_per_byte:.4f} bits a byte"
-        )
-
-    def _record(self, record: dict[str, Any], step: int) -> None:
-        if self.metrics is not None:
+    def _record(self, record: dict[str, Any]) -> None:
+        if self.accelerator.is_main_process:
             self.metrics.append(record)
-        self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=step)
+        self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
 
-    def _any_process_stops(self, stop: "StopRequest") -> str | None:
-        if self.accelerator.num_processes == 1:
-            return stop.received
-        flag = torch.tensor(float(stop.received is not None), device=self.accelerator.device)
-        if float(cast(Any, self.accelerator.reduce(flag, reduction="sum"))) == 0:
-            return None
-        stop.received = stop.received or "a signal to another process"
-        return stop.received
+    def _stopped_by(self, stop: StopRequest) -> str | None:
+        """What ends the run after this step, the same in every process."""
+        self.deadline.save_done(self.saver.longest_s)
+        is_late = self.deadline.is_near(saves=2 if self.saver.is_busy else 1)
+        number, late, failed = self.agreement.largest([stop.received, is_late, self.saver.has_failed])
+        if failed:
+            self.saver.check()
+        if number:
+            return signal.Signals(number).name
+        return f"its deadline (training.max_hours: {self.recipe.training.max_hours:g})" if late else None
 
-    def _opening_line(self, state: RunState) -> str:
-        training, accelerator = self.recipe.training, self.accelerator
-        start = "from the start" if state.step == 0 else f"going on from step {state.step}"
-        return (
-            f"{accelerator.num_processes} process(es) on {accelerator.device.type}, "
-            f"{training.per_device_batch_size} rows x {self.batches.accumulation_steps} accumulated x "
-            f"{accelerator.num_processes} = {training.global_batch_size} rows of {training.sequence_length} tokens "
-            f"a step; "
-            f"{self.packing.num_rows:,} rows an epoch, {self.packing.padding_fraction:.2%} padding; {start}"
-        )
-
-    def _bar(self, step: int) -> "Progress":
-        return Progress(self.recipe.training.num_steps, step, is_main=self.accelerator.is_main_process)
-
-
-class Progress:
-    """One bar for a whole run on a terminal; where there is none, a line for each logged step."""
-
-    def __init__(self, num_steps: int, step: int, *, is_main: bool) -> None:
-        self._num_steps, self._is_main = num_steps, is_main
-        self._bar = tqdm(
-            total=num_steps, initial=step, desc="Training", unit="step", smoothing=0.05, dynamic_ncols=True,
-            disable=None if is_main else True,
-        )  # fmt: skip
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-    def advance(self) -> None:
-        """One step done."""
-        self._bar.update()
-
-    def show(self, step: int, values: dict[str, str]) -> None:
-        """Show the values of a step."""
-        if not self._bar.disable:
-            self._bar.set_postfix(values, refresh=False)
-        elif self._is_main:
-            print(f"step {step:>6}/{self._num_steps}   " + "  ".join(f"{k} {v}" for k, v in values.items()), flush=True)
-
-    def say(self, line: str) -> None:
-        """Print a line above the bar."""
-        if not self._bar.disable:
-            self._bar.write(line)
-        elif self._is_main:
-            print(line, flush=True)
-
-
-class MetricsFile:
-    """`metrics.jsonl`: a line a record, flushed as written, so that a killed run loses none."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Add a line."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
-    def drop_after(self, step: int) -> None:
-        """Forget what a killed run logged after the checkpoint that the run now goes on from; torn lines, too."""
-        if not self.path.exists():
-            return
-        kept = []
-        for line in self.path.read_text("utf-8").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                continue
-        write_atomically(self.path, "".join(kept).encode())
-
-
-class StopRequest:
-    """Whether a signal has asked the run to stop, and which."""
-
-    received: str | None = None
-
-
-@contextmanager
-def stop_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a request, answered after the step that runs; a second SIGINT acts at once."""
-    request = StopRequest()
-    previous: dict[int, Any] = {}
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if request.received is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        request.received = signal.Signals(number).name
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            previous[number] = signal.signal(number, ask)
-        except ValueError:  # not in the main thread, where signals do not arrive anyway
-            continue
-    try:
-        yield request
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    def _bar(self) -> Progress:
+        return Progress(self.recipe.training.num_steps, is_main=self.accelerator.is_main_process)

@@ -1,27 +1,31 @@
 """From a recipe to a finished folder: tokenizer, data, model, training, evaluation, samples, curve, card."""
 
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import broadcast_object_list, set_seed
 from transformers import PreTrainedTokenizerFast
 
 from tercet.modeling import TercetForCausalLM
 from tercet.tokenizer import token_ids
 from tercet.training import results
+from tercet.training.acceleration import checkpoint_blocks
 from tercet.training.accounting import num_parameters
 from tercet.training.checkpoints import list_checkpoints
 from tercet.training.curve import METRICS_NAME, plot_losses
 from tercet.training.evaluation import evaluate
 from tercet.training.export import replace_model_folder, write_model_folder
 from tercet.training.hardware import measure_matmul_flops
-from tercet.training.launch import make_accelerator, start_trackers
+from tercet.training.launch import follow_launcher, make_accelerator, start_trackers
+from tercet.training.lifeline import Lifeline, lifeline
 from tercet.training.loop import LoopOutcome, TrainingLoop
 from tercet.training.mixture import mixture_lines, tokens_by_source
+from tercet.training.out_of_memory import OutOfMemoryError, explain_out_of_memory
 from tercet.training.preparation import Say, load_tokenizer, make_data, make_tokenizer
 from tercet.training.recipe import Recipe, recipe_to_yaml
 from tercet.training.record import make_results
@@ -30,10 +34,12 @@ from tercet.training.run_folder import (
     DATA_NAME,
     RECIPE_NAME,
     is_finished,
+    locked_run_folder,
     open_run_folder,
     remove_run,
 )
 from tercet.training.samples import make_samples
+from tercet.training.sharding import whole_model
 from tercet.training.token_set import PreparedData
 
 
@@ -67,25 +73,31 @@ def train(recipe: Recipe, *, output_dir: Path | None = None, restart: bool = Fal
     Raises:
         UserError: Something that the user gave cannot be used; nothing half-written is left.
     """
+    started = time.monotonic()
+    recipe, notes = follow_launcher(recipe)
     folder = Path(output_dir if output_dir is not None else recipe.output_dir).expanduser()
     accelerator = make_accelerator(recipe, folder)
     tell: Say = say if accelerator.is_main_process else _silent
-    with claimed_folder(recipe, folder, accelerator, restart=restart):
+    with lifeline(accelerator) as line, claimed_folder(recipe, folder, accelerator, restart=restart):
+        for note in notes:
+            tell(note)
         if is_finished(folder):
             tell(f"{folder} holds a finished run of this recipe; --restart trains it anew.")
             return RunOutcome(folder, results.RunResults.load(folder / results.RESULTS_NAME), None)
-        return _run(recipe, folder, accelerator, tell)
+        return _run(recipe, folder, accelerator, line, tell, started)
 
 
-def _run(recipe: Recipe, folder: Path, accelerator: Accelerator, say: Say) -> RunOutcome:
+def _run(
+    recipe: Recipe, folder: Path, accelerator: Accelerator, line: Lifeline, say: Say, started: float
+) -> RunOutcome:
     start_trackers(recipe, accelerator)
     set_seed(recipe.seed)
     if accelerator.is_main_process:
         tokenizer = make_tokenizer(recipe, folder, say)
         data = make_data(recipe, tokenizer, folder, say, progress=True)
-        accelerator.wait_for_everyone()
+        line.main_is_ready()
     else:
-        accelerator.wait_for_everyone()
+        line.wait_for_main()  # which may tokenize for hours
         tokenizer, data = load_tokenizer(str(folder)), PreparedData.open(folder / DATA_NAME)
     model = make_model(recipe, tokenizer)
     # The same weights in every process, but other dropout; process 0 draws as a run of one process does.
@@ -93,20 +105,22 @@ def _run(recipe: Recipe, folder: Path, accelerator: Accelerator, say: Say) -> Ru
     _tell_mixture(recipe, data, say)
     say(f"Model      {num_parameters(model):,} parameters, {model.config.num_hidden_layers} layers")
 
-    def write_model(path: Path) -> None:
-        write_model_folder(model, tokenizer, path)
+    def write_model(path: Path, weights: dict[str, torch.Tensor]) -> None:
+        write_model_folder(model, tokenizer, path, weights)
         (path / RECIPE_NAME).write_text(recipe_to_yaml(recipe), encoding="utf-8")
 
-    outcome = TrainingLoop(
-        recipe,
-        output_dir=folder,
-        model=model,
-        tokenizer=tokenizer,
-        data=data,
-        accelerator=accelerator,
-        write_model=write_model,
-        peak_flops=measure_matmul_flops(accelerator.device) * accelerator.num_processes,
-    ).run()
+    with explain_out_of_memory(recipe, accelerator.num_processes):
+        outcome = TrainingLoop(
+            recipe,
+            output_dir=folder,
+            model=model,
+            tokenizer=tokenizer,
+            data=data,
+            accelerator=accelerator,
+            write_model=write_model,
+            peak_flops=measure_matmul_flops(accelerator.device) * accelerator.num_processes,
+            started=started,
+        ).run()
     measured = None
     if outcome.interrupted_by is None:
         measured = finish(recipe, folder, model, tokenizer, data, accelerator, outcome, say)
@@ -118,7 +132,7 @@ def _tell_mixture(recipe: Recipe, data: PreparedData, say: Say) -> None:
     """How often each source will be read, where there are several."""
     tokens, training = tokens_by_source(data.train), recipe.training
     if len(tokens) > 1:
-        total = training.num_steps * training.global_batch_size * training.sequence_length
+        total = training.batch_sizes().before(training.num_steps) * training.sequence_length
         for line in mixture_lines(tokens, recipe.data.weights(), total):
             say(f"           {line}")
 
@@ -127,19 +141,22 @@ def _tell_mixture(recipe: Recipe, data: PreparedData, say: Say) -> None:
 def claimed_folder(recipe: Recipe, folder: Path, accelerator: Accelerator, *, restart: bool) -> Iterator[None]:
     """The folder is this run's inside; a run that fails before it has trained leaves nothing in it.
 
-    What Ctrl-C stops is kept: the same command goes on with it.
+    What Ctrl-C stops is kept: the same command goes on with it. So is what runs out of memory or loses a process: the
+    text was prepared, which may have taken hours, and is not the reason.
     """
     is_main = accelerator.is_main_process
-    if is_main:
-        open_run_folder(recipe, folder, restart=restart)
-        was_prepared = (folder / DATA_NAME).exists()
-    accelerator.wait_for_everyone()
-    try:
-        yield
-    except Exception:
-        if is_main and not was_prepared and not list_checkpoints(folder):
-            remove_run(folder)
-        raise
+    with locked_run_folder(folder) if is_main else nullcontext():
+        if is_main:
+            open_run_folder(recipe, folder, restart=restart)
+            was_prepared = (folder / DATA_NAME).exists()
+        accelerator.wait_for_everyone()
+        try:
+            yield
+        except Exception as error:
+            is_kept = was_prepared or isinstance(error, OutOfMemoryError | RuntimeError) or list_checkpoints(folder)
+            if is_main and not is_kept:
+                remove_run(folder)
+            raise
 
 
 def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> TercetForCausalLM:
@@ -147,8 +164,7 @@ def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> TercetForC
     config = recipe.model_config_for(len(tokenizer), token_ids(tokenizer)._asdict())
     torch.manual_seed(recipe.seed)
     model = TercetForCausalLM(config)
-    if recipe.training.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+    checkpoint_blocks(model, recipe.training.gradient_checkpointing)
     return model
 
 
@@ -179,16 +195,20 @@ def finish(
             f"{evaluation.bits_per_byte:.4f} bits a byte on {evaluation.num_bytes:,} bytes held out"
         )
     wanted = recipe.samples
-    samples = make_samples(
-        model, tokenizer, wanted.prompts,
-        max_new_tokens=wanted.max_new_tokens, temperature=wanted.temperature, top_p=wanted.top_p, seed=recipe.seed,
-    )  # fmt: skip
+    samples = []
+    finished = whole_model(model, here=accelerator.is_main_process)
+    if finished is not None:
+        samples = make_samples(
+            finished, tokenizer, wanted.prompts,
+            max_new_tokens=wanted.max_new_tokens, temperature=wanted.temperature, top_p=wanted.top_p, seed=recipe.seed,
+        )  # fmt: skip
+    samples = broadcast_object_list([samples])[0]
     measured = make_results(recipe, model, tokenizer, data, accelerator, outcome, evaluation, samples)
-    if accelerator.is_main_process:
+    if finished is not None:
         # The card is the hub's business, which stands on a finished folder; imported here, where there is one.
         from tercet.hub import write_card
 
-        replace_model_folder(model, tokenizer, folder)
+        replace_model_folder(finished, tokenizer, folder)
         plot_losses(folder / METRICS_NAME, folder / CURVE_NAME)
         measured.save(folder / results.RESULTS_NAME)
         write_card(folder)

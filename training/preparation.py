@@ -7,11 +7,12 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tercet.tokenizer import train_tokenizer
+from tercet.training.atomic import place_files, temporary_folder
 from tercet.training.documents import DataError, Document
 from tercet.training.duplicates import DuplicateFilter, normalized_digest
 from tercet.training.errors import UserError, as_user_error
 from tercet.training.recipe import Recipe
-from tercet.training.run_folder import DATA_NAME, place_files, temporary_folder
+from tercet.training.run_folder import DATA_NAME
 from tercet.training.shards import prepare
 from tercet.training.skips import SkipReport
 from tercet.training.sources import read_documents

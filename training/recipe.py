@@ -8,6 +8,7 @@ import difflib
 import functools
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tercet.modeling import TercetConfig
+from tercet.training.batch_sizes import BatchSizes
 from tercet.training.errors import UserError, as_user_error
 from tercet.training.sources import Source
 
@@ -160,13 +162,20 @@ class TrainingSection(Section):
     sample_every: int | None = Field(None, ge=1, description="show text generated from samples.prompts")
     keep_last: int = Field(2, ge=1, description="checkpoints to keep for resuming")
     keep_every: int | None = Field(None, ge=1, description="keep those of steps that it divides, too")
-    keep_best: bool = Field(False, description="keep the one of the lowest validation loss, too")
+    keep_best: bool = Field(False, description="save at every best evaluation so far, and keep the best one, too")
     max_hours: float | None = Field(None, gt=0, description="save and end before this time is over, from the start")
-    max_bad_steps: int = Field(3, ge=0, description="steps in a row with a gradient that is not finite, left out")
+    max_bad_steps: int = Field(
+        3, ge=0, description="so many steps in a row whose loss or gradient is not finite are left out; one more ends"
+    )
     spike_factor: float = Field(
-        2.0, gt=1, description="report a loss above the recent median by this factor times its usual distance"
+        6.0, gt=1, description="report a loss so many robust standard deviations above the median of 100 logged ones"
     )
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+
+    def batch_sizes(self) -> BatchSizes:
+        """Rows of the global batch at every step."""
+        stages = ((stage.until_step, stage.global_batch_size) for stage in self.batch_size_warmup)
+        return BatchSizes(self.global_batch_size, tuple(stages))
 
 
 class SamplesSection(Section):
@@ -200,12 +209,27 @@ class Recipe(Section):
     card: CardSection = Field(default_factory=lambda: CardSection.model_validate({}))
 
     @model_validator(mode="after")
-    def _lengths_agree(self) -> Self:
-        if self.training.global_batch_size % self.training.per_device_batch_size != 0:
+    def _batches_divide(self) -> Self:
+        training = self.training
+        ends = [0, *(stage.until_step for stage in training.batch_size_warmup)]
+        if any(after <= before for before, after in pairwise(ends)):
+            raise ValueError(f"training.batch_size_warmup: until_step must ascend from stage to stage, not {ends[1:]}")
+        if ends[-1] > training.num_steps:
             raise ValueError(
-                f"training.global_batch_size ({self.training.global_batch_size}) is not a multiple of "
-                f"training.per_device_batch_size ({self.training.per_device_batch_size})"
+                f"training.batch_size_warmup ends with step {ends[-1]}, after training.num_steps ({training.num_steps})"
             )
+        for size in training.batch_sizes():
+            if size % training.per_device_batch_size:
+                raise ValueError(
+                    f"training.global_batch_size ({size}) is not a multiple of "
+                    f"training.per_device_batch_size ({training.per_device_batch_size})"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Self:
+        if self.training.sample_every is not None and not self.samples.prompts:
+            raise ValueError("training.sample_every continues samples.prompts, and there are none: give some")
         longest = self.model.get("max_position_embeddings", self.training.sequence_length)
         if isinstance(longest, int) and longest < self.training.sequence_length:
             raise ValueError(

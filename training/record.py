@@ -11,7 +11,9 @@ from tercet.training import results
 from tercet.training.accounting import num_non_embedding_parameters, num_parameters
 from tercet.training.hardware import describe_hardware, versions
 from tercet.training.loop import LoopOutcome
+from tercet.training.mixture import epochs_by_source, tokens_by_source
 from tercet.training.recipe import Recipe
+from tercet.training.run_state import RunState
 from tercet.training.sources import Source
 from tercet.training.token_set import PreparedData, SourceReport, TokenSet
 
@@ -61,11 +63,12 @@ def make_results(
         training=results.Training(
             num_steps=state.step,
             tokens_seen=state.tokens_seen,
-            epochs=state.tokens_seen / data.train.num_tokens,
+            epochs=_epochs(recipe, data.train, state),
             duration_s=state.duration_s,
             tokens_per_second=outcome.tokens_per_second,
             mfu=outcome.mfu,
-            optimizer=f"{rates}, weight decay {optimizer.weight_decay:g}, gradients clipped at {optimizer.clip_norm:g}",
+            optimizer=f"{rates}, weight decay {optimizer.weight_decay:g}, gradients clipped at {optimizer.clip_norm:g}"
+            + (f"; these are weights averaged with decay {optimizer.ema_decay:g}" if optimizer.ema_decay else ""),
             schedule=f"{optimizer.schedule}, {optimizer.warmup_steps} warm-up steps",
             precision="bfloat16" if accelerator.mixed_precision == "bf16" else "float32",
             final_loss_nats=outcome.loss_nats,
@@ -73,6 +76,16 @@ def make_results(
         evaluation=evaluation,
         samples=list(samples),
     )  # fmt: skip
+
+
+def _epochs(recipe: Recipe, train: TokenSet, state: RunState) -> float:
+    """How often the text was read; where sources have weights, the one that was read most often."""
+    weights, training = recipe.data.weights(), recipe.training
+    if weights is None and not train.has_label_masks:
+        return state.tokens_seen / train.num_tokens
+    # Tokens that are no labels were read, too; padding, under a hundredth, is counted with them.
+    tokens_read = training.batch_sizes().before(state.step) * training.sequence_length
+    return max(epochs_by_source(tokens_by_source(train), weights, tokens_read).values())
 
 
 def _source(source: Source, report: SourceReport) -> results.Source:

@@ -90,7 +90,10 @@ class ModelFacts(_Record):
 
 
 class Training(_Record):
-    """How the weights came about. `mfu` is a fraction; None where the peak of the device is not known."""
+    """How the weights came about. `mfu` is a fraction; None where the peak of the device is not known.
+
+    `epochs` is how often the text was read; of sources with weights it is that of the one read most often.
+    """
 
     num_steps: Count
     tokens_seen: Count
@@ -104,14 +107,53 @@ class Training(_Record):
     final_loss_nats: Measure
 
 
+class SourceEvaluation(_Record):
+    """Loss per token (nats) and bits per UTF-8 byte on what the validation split holds of one source."""
+
+    loss_nats: Measure
+    bits_per_byte: Measure
+    num_tokens: Positive
+    num_bytes: Positive
+
+
 class Evaluation(_Record):
-    """Loss per token (nats), its exponential, and bits per UTF-8 byte, on the whole validation split."""
+    """Loss per token (nats), its exponential, and bits per UTF-8 byte, on the whole validation split.
+
+    `by_source` has the same of each source under its label, where there are several.
+    """
 
     loss_nats: Measure
     perplexity: Measure
     bits_per_byte: Measure
     num_tokens: Positive
     num_bytes: Positive
+    by_source: dict[str, SourceEvaluation] = Field(default_factory=dict)
+
+
+class TaskResult(_Record):
+    """One metric of one task of lm-eval; `filter` is the harness's name for how answers were taken from outputs.
+
+    `standard_error` is missing where the harness gives none; `num_documents` are those that were asked.
+    """
+
+    task: Text
+    metric: Text
+    filter: str = "none"
+    value: float
+    standard_error: Measure | None = None
+    higher_is_better: bool | None = None
+    num_fewshot: Count
+    num_documents: Count
+    version: str = ""
+
+
+class Tasks(_Record):
+    """Answers to tasks of others' harness. `limit` is how many documents of each were asked at most; None: all."""
+
+    harness: Text
+    date: datetime
+    limit: Positive | None = None
+    results: list[TaskResult] = Field(min_length=1)
 
 
 class Sample(_Record):
@@ -139,6 +181,7 @@ class RunResults(_Record):
     training: Training
     evaluation: Evaluation | None = None
     samples: list[Sample] = Field(default_factory=list)
+    tasks: Tasks | None = None
 
     def save(self, path: Path) -> None:
         """Write the record as JSON; whoever reads `path` sees the old file or the new one, never half of one."""

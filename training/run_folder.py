@@ -6,9 +6,9 @@ folder that Tercet did not write are never removed.
 
 import contextlib
 import json
-import os
 import shutil
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +16,27 @@ import yaml
 from pydantic import ValidationError
 
 import tercet
-from tercet.training.atomic import write_atomically
+from tercet.training.atomic import TEMPORARY_PREFIX, write_atomically
 from tercet.training.checkpoints import CHECKPOINTS, list_checkpoints
 from tercet.training.curve import METRICS_NAME
 from tercet.training.errors import UserError
+from tercet.training.lock import LOCK_NAME, run_lock
 from tercet.training.recipe import Recipe, recipe_to_yaml
 from tercet.training.results import RESULTS_NAME
+from tercet.training.samples import SAMPLES_NAME
 
 MARKER_NAME = ".tercet-run"
 RECIPE_NAME = "recipe.yaml"
 DATA_NAME = "data"
 CURVE_NAME = "loss.png"
 TRACKERS_NAME = "trackers"
-_TEMPORARY_PREFIX = ".writing-"
 
 _TOKENIZER_NAMES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 # Everything that a run writes, as patterns; the marker goes last.
 _WRITTEN = (
-    CHECKPOINTS, DATA_NAME, TRACKERS_NAME, RECIPE_NAME, RESULTS_NAME, METRICS_NAME, CURVE_NAME, "README.md",
-    "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json", "*_tercet.py",
-    *_TOKENIZER_NAMES, f"{_TEMPORARY_PREFIX}*", MARKER_NAME,
+    CHECKPOINTS, DATA_NAME, TRACKERS_NAME, RECIPE_NAME, RESULTS_NAME, METRICS_NAME, SAMPLES_NAME, CURVE_NAME,
+    "README.md", "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
+    "*_tercet.py", *_TOKENIZER_NAMES, f"{TEMPORARY_PREFIX}*", MARKER_NAME,
 )  # fmt: skip
 
 # What a run may change and still be the same run: the same rows in the same order, the same updates but for rounding.
@@ -47,6 +48,19 @@ _FREE_TRAINING_FIELDS = (
 )  # fmt: skip
 
 
+@contextmanager
+def locked_run_folder(output_dir: Path) -> Iterator[None]:
+    """The folder is made and is this process's alone inside: of two runs in one, the second is refused.
+
+    Raises:
+        UserError: The folder is a file or holds something else, or another run is at work in it.
+    """
+    _held(output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    with run_lock(output_dir):
+        yield
+
+
 def open_run_folder(recipe: Recipe, output_dir: Path, *, restart: bool = False) -> None:
     """Make the folder a run's, or check that it is this run's already.
 
@@ -56,11 +70,7 @@ def open_run_folder(recipe: Recipe, output_dir: Path, *, restart: bool = False) 
     Raises:
         UserError: The folder is a file, holds something else, or holds a run of another recipe.
     """
-    if output_dir.exists() and not output_dir.is_dir():
-        raise UserError(f"{output_dir} is a file: choose another output folder")
-    held = sorted(path.name for path in output_dir.iterdir()) if output_dir.is_dir() else []
-    if held and MARKER_NAME not in held:
-        raise UserError(f"{output_dir} holds something else ({', '.join(held[:3])}): choose another output folder")
+    held = _held(output_dir)
     if restart:
         remove_run(output_dir)
     elif held:
@@ -69,6 +79,17 @@ def open_run_folder(recipe: Recipe, output_dir: Path, *, restart: bool = False) 
     write_atomically(output_dir / MARKER_NAME, (json.dumps({"tercet_version": tercet.__version__}) + "\n").encode())
     if not is_finished(output_dir):  # a finished run keeps the recipe that it was trained with
         write_atomically(output_dir / RECIPE_NAME, recipe_to_yaml(recipe).encode())
+
+
+def _held(output_dir: Path) -> list[str]:
+    """What is in a folder that is a run's, or is to be one."""
+    if output_dir.exists() and not output_dir.is_dir():
+        raise UserError(f"{output_dir} is a file: choose another output folder")
+    names = sorted(path.name for path in output_dir.iterdir()) if output_dir.is_dir() else []
+    held = [name for name in names if name != LOCK_NAME]
+    if held and MARKER_NAME not in held:
+        raise UserError(f"{output_dir} holds something else ({', '.join(held[:3])}): choose another output folder")
+    return held
 
 
 def is_finished(output_dir: Path) -> bool:
@@ -90,31 +111,13 @@ def remove_run(output_dir: Path) -> None:
         output_dir.rmdir()
 
 
-def place_files(source: Path, folder: Path, *, last: str) -> None:
-    """Move files and folders into `folder` by renaming, replacing those of the same names; `last` appears last."""
-    for path in sorted(source.iterdir(), key=lambda path: (path.name == last, path.name)):
-        if path.is_dir():
-            shutil.rmtree(folder / path.name, ignore_errors=True)
-        os.replace(path, folder / path.name)
-
-
-def temporary_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
-    """A folder on the same file system, to write in before `place_files`."""
-    return tempfile.TemporaryDirectory(dir=folder, prefix=_TEMPORARY_PREFIX)
-
-
 def _take_up(recipe: Recipe, output_dir: Path) -> None:
     """Check that what is there can be gone on with, and remove what another recipe has left before it trained."""
     try:
         earlier = yaml.safe_load((output_dir / RECIPE_NAME).read_text("utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         earlier = None
-    if isinstance(earlier, dict):
-        # Keys that the version which wrote it did not know have their defaults, as they had in effect.
-        with contextlib.suppress(ValidationError):
-            earlier = Recipe.model_validate(earlier).model_dump(mode="json")
-    now = recipe.model_dump(mode="json")
-    different = _differences(earlier, now)
+    different = differences(earlier, recipe)
     if not list_checkpoints(output_dir) and not is_finished(output_dir):
         # A tokenizer of other text or another size; prepared data notices by itself.
         if any(name.partition(".")[0] in ("data", "tokenizer", "everything") for name in different):
@@ -128,10 +131,18 @@ def _take_up(recipe: Recipe, output_dir: Path) -> None:
         )
 
 
-def _differences(earlier: Any, now: dict[str, Any]) -> list[str]:
-    """Names of the fields that decide what is trained and differ."""
+def differences(earlier: Any, recipe: Recipe) -> list[str]:
+    """Names of the fields that decide what is trained, and in which a recipe differs from an earlier one.
+
+    Args:
+        earlier: What a `recipe.yaml` holds; anything that is no recipe differs in "everything".
+    """
     if not isinstance(earlier, dict):
         return ["everything"]
+    # Keys that the version which wrote it did not know have their defaults, as they had in effect.
+    with contextlib.suppress(ValidationError):
+        earlier = Recipe.model_validate(earlier).model_dump(mode="json")
+    now = recipe.model_dump(mode="json")
     names = []
     for section in sorted({*earlier, *now} - set(_FREE_SECTIONS)):
         old, new = earlier.get(section), now.get(section)

@@ -16,6 +16,7 @@ def learning_rate_factor(
     schedule: ScheduleName,
     warmup: float = 0.0,
     decay_fraction: float = 0.6,
+    decay: float | None = None,
     final_fraction: float = 0.0,
 ) -> float:
     """Multiple of the peak learning rate for the step that follows `done`.
@@ -27,6 +28,7 @@ def learning_rate_factor(
             arXiv:2404.06395) or `constant`; each after a linear warm-up.
         warmup: Steps (or seconds) of linear warm-up.
         decay_fraction: Share of the run that `warmup_stable_decay` decays over.
+        decay: The same as a number of steps (or seconds), instead of `decay_fraction`.
         final_fraction: What is left of the peak at the end.
 
     Returns:
@@ -43,7 +45,7 @@ def learning_rate_factor(
         progress = min((done - warmup) / max(total - warmup, 1e-9), 1.0)
         return final_fraction + (1 - final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
     if schedule == "warmup_stable_decay":
-        length = max(decay_fraction * total, 1e-9)
+        length = max(decay_fraction * total if decay is None else decay, 1e-9)
         left = min(max((total - done) / length, 0.0), 1.0)
         return final_fraction + (1 - final_fraction) * left
     raise ValueError(f"schedule is {schedule!r}: choose cosine, warmup_stable_decay or constant")

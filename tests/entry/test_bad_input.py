@@ -290,7 +290,7 @@ def test_full_disk(text_file, tmp_path):
                    "--output", str(disk / "out")]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)})
         assert done.returncode == 2, done.stderr
-        assert "tercet: the disk is full" in done.stderr
+        assert "the disk is full" in done.stderr
         assert "Traceback" not in done.stderr
         assert not list((disk / "out").glob("checkpoints/*"))
         assert not (disk / "out" / "config.json").exists()

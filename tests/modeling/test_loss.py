@@ -47,10 +47,14 @@ def test_logits_come_back_unless_skipped(modern_model, make_ids, labels):
     assert modern_model(ids, labels=labels, skip_logits=True).logits is None
 
 
-def test_skipping_logits_never_holds_them_whole(modern_model, make_ids, labels):
-    """No tensor of a forward and backward pass is as large as the logits."""
+def test_skipping_logits_never_holds_them_whole(modern_model, make_ids, labels, monkeypatch):
+    """No tensor of a forward and backward pass is as large as the logits, where those are larger than a chunk."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from tercet.modeling import loss_tercet
+
+    monkeypatch.setattr(loss_tercet, "_CHUNK_LOGITS", 1 << 12)
+    monkeypatch.setattr(loss_tercet, "_MIN_POSITIONS", 16)
     largest = 0
 
     class Watch(TorchDispatchMode):
@@ -65,7 +69,7 @@ def test_skipping_logits_never_holds_them_whole(modern_model, make_ids, labels):
     ids = make_ids(8, 96)
     with Watch():
         modern_model(ids, labels=ids, skip_logits=True).loss.backward()
-    assert largest < ids.numel() * modern_model.config.vocab_size
+    assert largest < ids.numel() * modern_model.config.vocab_size / 2
 
 
 def test_nothing_to_predict_without_labels(modern_model, make_ids):
@@ -83,3 +87,36 @@ def test_padding_is_no_label_and_end_of_text_is(modern_model, make_ids):
     logits = modern_model(ids).logits[0]
     expected = F.cross_entropy(logits[:2], torch.tensor([6, config.eos_token_id]))
     torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("positions", [1, 5, 300])
+def test_chunks_add_up(modern_model, make_ids, labels, positions, monkeypatch):
+    """Loss, z-loss and gradients do not depend on how many positions are held at a time."""
+    from tercet.modeling import loss_tercet
+
+    torch.manual_seed(0)
+    hidden = torch.randn(2, 11, 16, requires_grad=True)
+    weight = torch.randn(31, 16, requires_grad=True)
+    labels = labels % 31
+    labels[1, 5] = -100
+    monkeypatch.setattr(loss_tercet, "_MIN_POSITIONS", positions)
+    monkeypatch.setattr(loss_tercet, "_CHUNK_LOGITS", 1)
+    loss = loss_tercet.chunked_causal_lm_loss(hidden, weight, None, shift_labels=labels, z_loss=0.05)
+    logits = F.linear(hidden, weight)
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(loss, expected)
+    is_label = labels != -100
+    penalty = 0.05 * (torch.logsumexp(logits, -1).square() * is_label).sum() / is_label.sum()
+    # The penalty moves gradients; the number told is the cross entropy.
+    wanted = torch.autograd.grad(3 * (expected + penalty), (hidden, weight))
+    for gradient, other in zip(torch.autograd.grad(3 * loss, (hidden, weight)), wanted, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)
+
+
+def test_autocast_sums_in_float32(modern_model, make_ids, labels):
+    ids = make_ids(2, 11)
+    with torch.autocast("cpu", torch.bfloat16):
+        chunked = modern_model(ids, labels=labels, skip_logits=True).loss
+        whole = modern_model(ids, labels=labels).loss
+    assert chunked.dtype == torch.float32
+    torch.testing.assert_close(chunked, whole, rtol=1e-2, atol=1e-2)

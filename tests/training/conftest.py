@@ -21,6 +21,36 @@ def text_folder(small_corpus, tmp_path_factory) -> Path:
 @pytest.fixture
 def recipe_fields(text_folder) -> dict[str, Any]:
     """The recipe as plain values, to be changed by a test. It has dropout, so that random state matters."""
+    return _recipe_fields(text_folder)
+
+
+@pytest.fixture(scope="session")
+def make_fields() -> Callable[[Path], dict[str, Any]]:
+    """Makes `recipe_fields` of a folder of text, for fixtures that live longer than a test."""
+    return _recipe_fields
+
+
+@pytest.fixture(scope="session")
+def untouched(text_folder, tmp_path_factory) -> Path:
+    """The folder of a run of this recipe that nothing has stopped; to be read only."""
+    from tercet.training.pipeline import train
+
+    folder = tmp_path_factory.mktemp("runs") / "untouched"
+    train(recipe_from_fields(_recipe_fields(text_folder)), output_dir=folder, say=lambda line: None)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def killed_run(text_folder, tmp_path_factory) -> Path:
+    """The folder of a run of this recipe that died in its eighth step; to be copied."""
+    from resumed_runs import train_until_killed
+
+    folder = tmp_path_factory.mktemp("runs") / "killed"
+    train_until_killed(recipe_from_fields(_recipe_fields(text_folder)), folder, 8)
+    return folder
+
+
+def _recipe_fields(text_folder: Path) -> dict[str, Any]:
     return {
         "output_dir": "unused",
         "seed": 3,

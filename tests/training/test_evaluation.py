@@ -80,3 +80,65 @@ def test_the_model_stays_in_its_mode(token_set, small_tokenizer):
     model = make_model("tercet", len(small_tokenizer)).train()
     evaluate(model, token_set, sequence_length=64, eos_token_id=0, pad_token_id=1)
     assert model.training
+
+
+@pytest.fixture
+def two_sources(small_tokenizer, tmp_path):
+    def make(documents, name):
+        return prepare(
+            documents, small_tokenizer, tmp_path / name,
+            validation_fraction=0.0, split_by="document", drop_duplicates=False, progress=False,
+        ).train  # fmt: skip
+
+    prose, code = [Document(text, "prose") for text in TEXTS[:2]], [Document(TEXTS[2], "code")]
+    mixed = [prose[0], code[0], prose[1]]
+    return make(mixed, "both"), {"prose": make(prose, "prose"), "code": make(code, "code")}
+
+
+@pytest.mark.parametrize("sequence_length", [512, 16])
+def test_each_source_is_scored_as_if_it_were_alone(two_sources, small_tokenizer, sequence_length):
+    both, alone = two_sources
+    model = make_model("tercet", len(small_tokenizer)).eval()
+    ids = {"eos_token_id": small_tokenizer.eos_token_id, "pad_token_id": small_tokenizer.pad_token_id}
+    result = evaluate(model, both, sequence_length=sequence_length, **ids)
+    assert result.by_source.keys() == alone.keys()
+    for label, token_set in alone.items():
+        measured, expected = result.by_source[label], evaluate(model, token_set, sequence_length=sequence_length, **ids)
+        assert measured.bits_per_byte == pytest.approx(expected.bits_per_byte, rel=1e-5)
+        assert measured.loss_nats == pytest.approx(expected.loss_nats, rel=1e-5)
+        assert (measured.num_tokens, measured.num_bytes) == (expected.num_tokens, expected.num_bytes)
+        assert expected.by_source == {}  # one source says no more than the whole
+    parts = result.by_source.values()
+    assert sum(part.num_tokens for part in parts) == result.num_tokens
+    assert sum(part.bits_per_byte * part.num_bytes for part in parts) == pytest.approx(
+        result.bits_per_byte * result.num_bytes
+    )
+
+
+def test_processes_score_by_source_what_one_does(two_sources, small_tokenizer):
+    """Each in turn; their sums together, and as many forward passes in each."""
+    both, _ = two_sources
+    model = make_model("tercet", len(small_tokenizer)).eval()
+    ids = {"eos_token_id": small_tokenizer.eos_token_id, "pad_token_id": small_tokenizer.pad_token_id}
+    calls: list[int] = []
+    model.register_forward_hook(lambda *arguments: calls.append(1))
+    sums: list[torch.Tensor] = []
+
+    class Rank:
+        num_processes = 3
+
+        def __init__(self, rank):
+            self.process_index = rank
+
+        def reduce(self, tensor, reduction):
+            sums.append(tensor)
+            return torch.stack(sums).sum(0) if len(sums) == self.num_processes else torch.ones_like(tensor)
+
+    numbers = []
+    for rank in range(3):
+        before = len(calls)
+        # In windows of 8 there are several batches; the last process sees the sums of all.
+        result = evaluate(model, both, sequence_length=8, stride=1, accelerator=Rank(rank), **ids)
+        numbers.append(len(calls) - before)
+    assert len(set(numbers)) == 1
+    assert result.by_source == evaluate(model, both, sequence_length=8, stride=1, **ids).by_source

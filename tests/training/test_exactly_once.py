@@ -33,24 +33,26 @@ def lives(draw) -> list[tuple[int, int, int, int]]:
     return life
 
 
-def one_step(dataset: PackedDataset, arrangement: Arrangement, step: int, world_size: int, batch_size: int, seed: int):
+def one_step(
+    dataset: PackedDataset, arrangement: Arrangement, step: int, world_size: int, batch_size: int, seed: int, warmup=()
+):
     """A step's rows from all ranks, in the order of samples: each rank's process knows nothing but the step."""
     ranks = [
         PackedBatches(
             dataset, seed=seed, order=arrangement.order, global_batch_size=GLOBAL_BATCH_SIZE,
-            per_device_batch_size=batch_size, rank=rank, world_size=world_size,
+            per_device_batch_size=batch_size, rank=rank, world_size=world_size, warmup=warmup,
         ).micro_batches(step)
         for rank in range(world_size)
     ]  # fmt: skip
     return torch.stack([torch.stack([batch["shift_labels"] for batch in rank]) for rank in ranks], 1).reshape(-1, T)
 
 
-def live(dataset, arrangement, life, num_steps: int, seed: int = 0) -> torch.Tensor:
+def live(dataset, arrangement, life, num_steps: int, seed: int = 0, warmup=()) -> torch.Tensor:
     """Labels of the samples of num_steps steps as a run saw them that lived so and then ran on, (samples, T)."""
     kept: list[torch.Tensor] = []
     for world_size, batch_size, steps, saved in [*life, (1, GLOBAL_BATCH_SIZE, num_steps, num_steps)]:
         seen = [
-            one_step(dataset, arrangement, step, world_size, batch_size, seed)
+            one_step(dataset, arrangement, step, world_size, batch_size, seed, warmup)
             for step in range(len(kept), min(len(kept) + steps, num_steps))
         ]
         kept += seen[:saved]  # the others are lost with the process, and come again
@@ -72,6 +74,25 @@ def test_each_epoch_holds_every_token_once(lengths, life, packing, seed):
     samples = live(dataset, arrangement, life, math.ceil(num_epochs * num_rows / GLOBAL_BATCH_SIZE), seed)
     for epoch in range(num_epochs):
         assert labels_of(samples[epoch * num_rows : (epoch + 1) * num_rows]) == tokens.everything()
+
+
+@settings(max_examples=100, deadline=None)
+@given(DOCUMENTS, lives(), st.lists(st.integers(1, 4), max_size=3), st.integers(0, 3))
+def test_batches_that_grow_hold_the_same_samples(lengths, life, lengths_of_stages, seed):
+    """A warm-up of the batch size moves the bounds of steps, through any interruptions, and not a sample."""
+    tokens = NumberedTokens(lengths)
+    arrangement = arrange(tokens, T, packing="best_fit")
+    dataset = PackedDataset(tokens, arrangement.packing, eos_token_id=EOS, pad_token_id=PAD)
+    # Stages of 24, 48, 72 rows: multiples of every division's rows at once.
+    ends = np.cumsum(lengths_of_stages).tolist()
+    warmup = [(end, GLOBAL_BATCH_SIZE * (index + 1)) for index, end in enumerate(ends)]
+    num_rows = len(dataset)
+    num_steps = sum(lengths_of_stages) + math.ceil(2 * num_rows / GLOBAL_BATCH_SIZE)
+    grown = live(dataset, arrangement, life, num_steps, seed, warmup)
+    even = live(dataset, arrangement, [], math.ceil(len(grown) / GLOBAL_BATCH_SIZE), seed)
+    assert torch.equal(grown, even[: len(grown)])
+    for epoch in range(2):
+        assert labels_of(grown[epoch * num_rows : (epoch + 1) * num_rows]) == tokens.everything()
 
 
 @settings(max_examples=100, deadline=None)

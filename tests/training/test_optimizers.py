@@ -74,16 +74,50 @@ def test_every_parameter_is_trained_once(tied):
     matrices, tables, vectors = split_parameters(model)
     assert len(matrices) == 2 * 6
     assert len(tables) == (2 if tied else 3)
-    for name in ("muon", "adamw"):
-        optimizers = make_optimizers(model, name=name, **SETTINGS)
+    for name, decay in (("muon", 0.0), ("adamw", 0.0), ("muon", 0.3), ("adamw", 0.3)):
+        optimizers = make_optimizers(model, name=name, **SETTINGS, embedding_weight_decay=decay)
         trained = [parameter for o in optimizers for group in o.param_groups for parameter in group["params"]]
         assert sorted(map(id, trained)) == sorted(map(id, model.parameters()))
-        decayed = {
-            id(parameter)
+        decays = {
+            id(parameter): group["weight_decay"]
             for o in optimizers
             for group in o.param_groups
-            if group["weight_decay"]
             for parameter in group["params"]
         }
-        assert decayed == set(map(id, matrices))
+        for kind, wanted in ((matrices, 0.1), (tables, decay), (vectors, 0.0)):
+            assert {decays[id(parameter)] for parameter in kind} <= {wanted}
     assert len(vectors) == sum(1 for parameter in model.parameters() if parameter.ndim == 1)
+
+
+def test_gradients_are_unscaled_and_unusable_ones_change_nothing():
+    """As fused optimizers take `grad_scale` and `found_inf`; a gradient that is not a number reaches no state."""
+    torch.manual_seed(0)
+    scaled = torch.nn.Parameter(torch.randn(8, 12))
+    plain = torch.nn.Parameter(scaled.detach().clone())
+    mine, other = Muon([scaled], weight_decay=0.1), Muon([plain], weight_decay=0.1)
+    for step in range(3):
+        plain.grad = torch.randn(8, 12)
+        scaled.grad = plain.grad * 4
+        mine.grad_scale, mine.found_inf = torch.tensor(4.0), torch.tensor(0.0)
+        mine.step()
+        other.step()
+        before = scaled.detach().clone(), mine.state[scaled]["momentum_buffer"].clone()
+        scaled.grad = torch.full((8, 12), float("nan" if step % 2 else "inf"))
+        mine.found_inf = torch.tensor(1.0)
+        mine.step()
+        assert torch.equal(scaled, before[0])
+        assert torch.equal(mine.state[scaled]["momentum_buffer"], before[1])
+    torch.testing.assert_close(scaled, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e4])
+def test_wide_and_tall_matrices_take_the_steps_of_the_iteration(condition):
+    """They are orthogonalised through x xT; the iteration in double precision is what is meant."""
+    torch.manual_seed(0)
+    wide = torch.randn(2, 24, 64) * torch.logspace(0, -torch.tensor(condition).log10().item(), 64)
+    expected = wide.double() / wide.double().norm(dim=(-2, -1), keepdim=True)
+    for _ in range(5):
+        gram = expected @ expected.mT
+        expected = 3.4445 * expected + (-4.7750 * gram + 2.0315 * gram @ gram) @ expected
+    torch.testing.assert_close(orthogonalize(wide), expected.float(), rtol=0, atol=1e-3)
+    torch.testing.assert_close(orthogonalize(wide.mT), expected.float().mT, rtol=0, atol=1e-3)

@@ -1,16 +1,14 @@
 """A run that was stopped, in any way, ends with the bits of one that was not."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from resumed_runs import Killed, assert_same_run, dying_step, losses, silently, train_until_killed, weights
 
 import tercet.training.loop as loop_module
 from tercet.training.checkpoints import CHECKPOINTS, list_checkpoints
@@ -20,51 +18,11 @@ from tercet.training.recipe import recipe_to_yaml
 from tercet.training.results import RunResults
 
 
-def weights(folder):
-    return load_file(folder / "model.safetensors")
-
-
-def losses(folder):
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(r["step"], r.get("loss_nats"), r.get("validation_loss_nats")) for r in records]
-
-
-def assert_same_run(one, other):
-    ours, theirs = weights(one), weights(other)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-    assert losses(one) == losses(other)
-
-
-def silently(line):
-    """Where a test does not read what a run says."""
-
-
-class Killed(BaseException):
-    """What stands for a power cut."""
-
-
-@pytest.fixture
-def untouched(make_recipe, tmp_path):
-    train(make_recipe(), output_dir=tmp_path / "untouched", say=silently)
-    return tmp_path / "untouched"
-
-
 @pytest.mark.parametrize("dies_in_step", [1, 2, 5, 8])
-def test_killed_and_started_again(make_recipe, tmp_path, untouched, monkeypatch, dies_in_step):
-    folder, real_step, calls = tmp_path / "killed", loop_module.training_step, []
-
-    def dying_step(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == dies_in_step:
-            raise Killed
-        return real_step(*args, **kwargs)
-
-    monkeypatch.setattr(loop_module, "training_step", dying_step)
-    with pytest.raises(Killed):
-        train(make_recipe(), output_dir=folder, say=silently)
+def test_killed_and_started_again(make_recipe, tmp_path, untouched, dies_in_step):
+    folder = tmp_path / "killed"
+    train_until_killed(make_recipe(), folder, dies_in_step)
     assert not (folder / "model.safetensors").exists()
-    monkeypatch.setattr(loop_module, "training_step", real_step)
     outcome = train(make_recipe(), output_dir=folder, say=silently)
     assert outcome.results is not None
     assert_same_run(folder, untouched)
@@ -78,8 +36,8 @@ from tercet.training.recipe import load_recipe
 
 real_write, calls = pipeline.write_model_folder, []
 
-def dying_write(model, tokenizer, path):
-    real_write(model, tokenizer, path)
+def dying_write(model, tokenizer, path, weights):
+    real_write(model, tokenizer, path, weights)
     calls.append(path)
     if len(calls) == 2:
         (path / "model.safetensors").write_bytes(b"half")
@@ -119,52 +77,25 @@ def test_killed_after_the_last_step(make_recipe, tmp_path, untouched, monkeypatc
     assert outcome.results is not None
     assert_same_run(tmp_path / "run", untouched)
     assert outcome.results.evaluation == RunResults.load(untouched / "results.json").evaluation
-    assert outcome.results.training.final_loss_nats == losses(untouched)[-2][1]
+    assert outcome.results.training.final_loss_nats == losses(untouched)[-2]["loss_nats"]
 
 
-def test_text_that_changed_is_noticed(make_recipe, tmp_path, text_folder, monkeypatch):
+def test_text_that_changed_is_noticed(make_recipe, tmp_path, text_folder):
     import shutil
 
     text = shutil.copytree(text_folder, tmp_path / "text")
-    recipe, real_step, calls = make_recipe(data={"path": str(text)}), loop_module.training_step, []
-
-    def dying_step(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == 5:
-            raise Killed
-        return real_step(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop_module, "training_step", dying_step)
-        with pytest.raises(Killed):
-            train(recipe, output_dir=tmp_path / "run", say=silently)
+    recipe = make_recipe(data={"path": str(text)})
+    train_until_killed(recipe, tmp_path / "run", 5)
     (text / "new.txt").write_text("Something that was not there before. " * 50)
     with pytest.raises(UserError, match="the text has changed"):
         train(recipe, output_dir=tmp_path / "run", say=silently)
-
-
-def test_divergence_is_one_line_and_keeps_the_last_good_checkpoint(make_recipe, tmp_path, monkeypatch):
-    real_step, calls = loop_module.training_step, []
-
-    def poisoned_step(model, *args, **kwargs):
-        calls.append(1)
-        if len(calls) == 5:
-            with torch.no_grad():
-                model.lm_head.weight[5] = float("nan")
-        return real_step(model, *args, **kwargs)
-
-    monkeypatch.setattr(loop_module, "training_step", poisoned_step)
-    with pytest.raises(UserError, match=r"diverged in step 5.*learning_rate.*step-00000003"):
-        train(make_recipe(), output_dir=tmp_path / "run", say=silently)
-    (saved,) = list_checkpoints(tmp_path / "run")
-    assert all(tensor.isfinite().all() for tensor in weights(saved).values())
 
 
 def test_stopped_by_ctrl_c(make_recipe, tmp_path):
     """A real process, a real signal: it saves, says where and how to go on, and the rest is the same to the bit."""
     recipe_path, output = tmp_path / "r.yaml", tmp_path / "run"
     recipe_path.write_text(
-        recipe_to_yaml(make_recipe(training={"num_steps": 300, "save_every": 1000, "evaluate_every": 1000}))
+        recipe_to_yaml(make_recipe(training={"num_steps": 150, "save_every": 1000, "evaluate_every": 1000}))
     )
     command = [sys.executable, "-m", "tercet", "train", str(recipe_path), "--output", str(output)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -185,7 +116,7 @@ def test_stopped_by_ctrl_c(make_recipe, tmp_path):
     assert "going on from step" in again.stdout
     whole = tmp_path / "whole"
     train(
-        make_recipe(training={"num_steps": 300, "save_every": 1000, "evaluate_every": 1000}),
+        make_recipe(training={"num_steps": 150, "save_every": 1000, "evaluate_every": 1000}),
         output_dir=whole,
         say=silently,
     )
@@ -210,18 +141,14 @@ def test_old_checkpoints_go(make_recipe, untouched):
 def test_tied_weights_stay_tied_through_training_and_resume(make_recipe, tmp_path, untouched, monkeypatch):
     from transformers import AutoModelForCausalLM
 
-    real_step, calls = loop_module.training_step, []
+    calls = []
 
-    def watched_step(model, *args, **kwargs):
+    def watch(model):
         calls.append(model.lm_head.weight is model.get_input_embeddings().weight)
-        if len(calls) == 5:
-            raise Killed
-        return real_step(model, *args, **kwargs)
 
-    monkeypatch.setattr(loop_module, "training_step", watched_step)
-    for expectation in (pytest.raises(Killed), nullcontext()):
-        with expectation:
-            train(make_recipe(), output_dir=tmp_path / "run", say=silently)
+    train_until_killed(make_recipe(), tmp_path / "run", 5, watch)
+    monkeypatch.setattr(loop_module, "training_step", dying_step(100, watch))
+    train(make_recipe(), output_dir=tmp_path / "run", say=silently)
     assert len(calls) == 5 + 5  # killed in the fifth, gone on from the third
     assert all(calls)
     assert_same_run(tmp_path / "run", untouched)
@@ -229,25 +156,6 @@ def test_tied_weights_stay_tied_through_training_and_resume(make_recipe, tmp_pat
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert model.lm_head.weight is model.get_input_embeddings().weight
         assert "lm_head.weight" not in weights(folder)
-
-
-def test_a_damaged_checkpoint_is_named(make_recipe, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    real_step, calls = loop_module.training_step, []
-
-    def dying_step(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == 5:
-            raise Killed
-        return real_step(*args, **kwargs)
-
-    monkeypatch.setattr(loop_module, "training_step", dying_step)
-    with pytest.raises(Killed):
-        train(make_recipe(), output_dir=folder, say=silently)
-    (checkpoint,) = list_checkpoints(folder)
-    (checkpoint / "model.safetensors").write_bytes(b"not tensors")
-    with pytest.raises(UserError, match="step-00000003 cannot be resumed from"):
-        train(make_recipe(), output_dir=folder, say=silently)
 
 
 @pytest.mark.slow  # two processes that each import torch
@@ -265,7 +173,7 @@ def test_two_processes_equal_one(make_recipe, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "2 process(es)" in done.stdout
     for one, two in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
-        assert one == pytest.approx(two, abs=2e-4)
+        assert one == pytest.approx(two, abs=2e-4, rel=1e-3)
     ours, theirs = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name, tensor in ours.items():
         torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=2e-3, msg=name)

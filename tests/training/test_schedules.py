@@ -23,6 +23,11 @@ def test_stable_then_linear():
     assert values[100] == pytest.approx(0.1)
 
 
+def test_decay_in_steps_takes_the_place_of_the_fraction():
+    in_steps = curve(schedule="warmup_stable_decay", decay_fraction=0.9, decay=40, final_fraction=0.1)
+    assert in_steps == curve(schedule="warmup_stable_decay", decay_fraction=0.4, final_fraction=0.1)
+
+
 def test_cosine_is_halfway_in_the_middle():
     values = curve(schedule="cosine")
     assert values[50] == pytest.approx(0.5)

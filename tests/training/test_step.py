@@ -8,7 +8,7 @@ from accelerate import Accelerator
 
 from tercet.modeling import TercetConfig, TercetForCausalLM
 from tercet.training.optimizers import make_optimizers
-from tercet.training.step import set_learning_rates, training_step
+from tercet.training.step import gradients_stay_here, set_learning_rates, training_step
 
 ROWS, LENGTH, VOCAB = 8, 12, 61
 
@@ -44,10 +44,10 @@ def cut(rows, batch_size):
     ]
 
 
-def run(model, batches, accelerator, clip_norm=1e9):
+def run(model, batches, accelerator, clip_norm=1e9, **settings):
     model = copy.deepcopy(model)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=1.0)]
-    result = training_step(model, optimizers, batches, accelerator, clip_norm=clip_norm)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1.0, fused=True)]
+    result = training_step(model, optimizers, batches, accelerator, clip_norm=clip_norm, **settings)
     return model, result
 
 
@@ -83,4 +83,76 @@ def test_learning_rates_are_set_from_their_peaks(model):
     )
     for factor in (0.5, 0.25):
         set_learning_rates(optimizers, factor)
-    assert [group["lr"] for o in optimizers for group in o.param_groups] == pytest.approx([0.05, 0.025])
+    assert [group["lr"] for o in optimizers for group in o.param_groups] == pytest.approx([0.05, 0.025, 0.025])
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_step_that_is_not_finite_changes_nothing(model, rows, accelerator, name, value):
+    """Not a weight, not a moment, not a count of steps; and the steps after it are those of a run without it."""
+    settings = {"learning_rate": 0.01, "matrix_learning_rate": 0.02, "weight_decay": 0.1, "betas": (0.9, 0.95)}
+    reference = copy.deepcopy(model)
+    broken = False
+
+    def spoil_gradient(gradient):
+        return gradient * value if broken else gradient
+
+    model.model.layers[0].mlp.up_proj.weight.register_hook(spoil_gradient)
+    runs = [(model, make_optimizers(model, name=name, **settings)),
+            (reference, make_optimizers(reference, name=name, **settings))]  # fmt: skip
+    batches = cut(rows, 4)
+    for one, optimizers in runs:
+        assert training_step(one, optimizers, batches, accelerator, clip_norm=1.0).is_finite
+    broken = True
+    result = training_step(model, runs[0][1], batches, accelerator, clip_norm=1.0)
+    assert not result.is_finite
+    assert torch.isfinite(result.loss_nats)
+    broken = False
+    for one, optimizers in runs:
+        training_step(one, optimizers, batches, accelerator, clip_norm=1.0)
+    for tensor, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(tensor, other)
+    for ours, theirs in zip(runs[0][1], runs[1][1], strict=True):
+        for state, other in zip(ours.state.values(), theirs.state.values(), strict=True):
+            assert all(torch.equal(state[key], other[key]) for key in other)
+
+
+def test_a_loss_that_is_not_finite_is_told(model, rows, accelerator):
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    _, result = run(model, cut(rows, 8), accelerator)
+    assert not result.is_finite
+    assert not torch.isfinite(result.loss_nats)
+    trained, _ = run(model, cut(rows, 8), accelerator)
+    for parameter, old in zip(trained.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter, old, equal_nan=True, rtol=0, atol=0)
+
+
+def test_other_optimizers_are_refused(model, rows, accelerator):
+    with pytest.raises(ValueError, match=r"Adagrad.*fused"):
+        training_step(model, [torch.optim.Adagrad(model.parameters())], cut(rows, 8), accelerator, clip_norm=1.0)
+
+
+def test_z_loss_moves_gradients_and_not_the_loss(model, rows, accelerator):
+    plain, expected = run(model, cut(rows, 4), accelerator)
+    moved, result = run(model, cut(rows, 4), accelerator, z_loss=0.1)
+    torch.testing.assert_close(result.loss_nats, expected.loss_nats)
+    logits = model(rows["input_ids"]).logits
+    is_label = rows["shift_labels"] != -100
+    penalty = 0.1 * (torch.logsumexp(logits, -1).square() * is_label).sum() / is_label.sum()
+    gradients = torch.autograd.grad(penalty, list(model.parameters()), allow_unused=True)
+    for one, other, gradient in zip(plain.parameters(), moved.parameters(), gradients, strict=True):
+        # SGD with learning rate 1: what one has moved further than the other is the penalty's gradient.
+        torch.testing.assert_close(one - other, gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_sharded_models_reduce_gradients_once_a_step(model, rows, accelerator):
+    """`fully_shard` gives a model this method; all but the last micro-batch keep their gradients."""
+    said = []
+    sharded = copy.deepcopy(model)
+    sharded.set_requires_gradient_sync = said.append
+    for index in range(3):
+        with gradients_stay_here(sharded, accelerator, index < 2):
+            said.append("backward")
+    assert said == [False, "backward", True, False, "backward", True, "backward"]

@@ -1,0 +1,94 @@
+"""How long a step takes here: a few real ones, of the recipe's own model and shape, on random tokens."""
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from tercet.modeling import TercetConfig
+from tercet.training.acceleration import compile_model
+from tercet.training.accounting import flops_per_token
+from tercet.training.hardware import measure_matmul_flops
+from tercet.training.memory import make_step_model, make_step_optimizers
+from tercet.training.recipe import Recipe
+
+_NUM_TIMED = 3
+_MAX_MICRO_BATCH_S = 5.0
+"""Of a micro-batch that is timed; one that would take longer is timed with fewer rows."""
+_USUAL_MFU = 0.5
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """What a step of the global batch takes on this machine's device.
+
+    Attributes:
+        step_s: Seconds, by medians; the accumulated micro-batches of one process and one update.
+        rows: Rows of the micro-batch that was timed; fewer than the recipe's where those would take too long.
+        matmul_flops: FLOP/s of matrix products here, measured.
+    """
+
+    step_s: float
+    rows: int
+    matmul_flops: float
+
+
+def time_step(
+    recipe: Recipe, config: TercetConfig, device: torch.device, *, num_processes: int = 1, bfloat16: bool = False
+) -> StepTiming:
+    """Time forward and backward passes and updates.
+
+    Args:
+        config: Of the model; random weights, a moment after the start, take as long as trained ones.
+        num_processes: Among which the rows of a step are divided, each as fast as this one.
+        bfloat16: Autocast.
+    """
+    training = recipe.training
+    if training.num_threads is not None:
+        torch.set_num_threads(training.num_threads)
+    rate = measure_matmul_flops(device)
+    row_s = training.sequence_length * flops_per_token(config, training.sequence_length, training=True)
+    row_s /= rate * _USUAL_MFU
+    rows = max(1, min(training.per_device_batch_size, int(_MAX_MICRO_BATCH_S / row_s)))
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        passes, updates = _time(recipe, config, device, rows, bfloat16=bfloat16)
+    step_s = passes / rows * training.global_batch_size / num_processes + updates
+    return StepTiming(step_s, rows, rate)
+
+
+def _time(
+    recipe: Recipe, config: TercetConfig, device: torch.device, rows: int, *, bfloat16: bool
+) -> tuple[float, float]:
+    """Median seconds of forward and backward of a micro-batch, and of an update."""
+    training = recipe.training
+    model = make_step_model(recipe, config)
+    cast(Any, model).to(device)
+    optimizers = make_step_optimizers(recipe, model)
+    compiled = compile_model(model, lambda line: None) if training.compile else model
+    ids = torch.randint(config.vocab_size, (rows, training.sequence_length), device=device)
+    # Two documents a row, as packed rows hold several: their attention is not that of one.
+    positions = torch.arange(training.sequence_length, device=device) % max(training.sequence_length // 2, 1)
+    batch = {"input_ids": ids, "shift_labels": ids, "position_ids": positions.expand_as(ids)}
+    passes, updates = [], []
+    for _ in range(1 + _NUM_TIMED):
+        started = _now(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+            loss = compiled(**batch, num_items_in_batch=ids.numel(), skip_logits=True, use_cache=False).loss
+        loss.backward()
+        passed = _now(device)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.optimizer.clip_norm)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        passes.append(passed - started)
+        updates.append(_now(device) - passed)
+    return statistics.median(passes[1:]), statistics.median(updates[1:])
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
