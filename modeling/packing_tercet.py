@@ -15,8 +15,9 @@ def may_hold_several_documents(
 ) -> bool:
     """Whether rows must be read as documents packed together: positions restart inside a row.
 
-    Padding does not count: a left-padded row restarts where its text begins. Under tracing the values are unknown;
-    then any row of given positions and no cache is read so, which is right for single documents, too.
+    Padding does not count: a left-padded row restarts where its text begins. Under tracing the values are unknown, and
+    in training an accelerator would be waited for to see them; then any row of given positions and no cache is read so,
+    which is right for single documents, too.
 
     Args:
         position_ids: (B, T).
@@ -33,6 +34,8 @@ def may_hold_several_documents(
         return False
     if is_tracing(position_ids):
         return cache is None
+    if cache is None and torch.is_grad_enabled() and not position_ids.is_cpu:
+        return True
     is_real = torch.ones_like(position_ids, dtype=torch.bool)
     if isinstance(attention_mask, torch.Tensor):
         is_real = attention_mask[:, -position_ids.shape[-1] :].bool().expand_as(position_ids)
