@@ -183,17 +183,19 @@ def measure_overhead(folder: Path, num_steps: int = 300) -> dict[str, float]:
         for steps in (short, short + num_steps):
             durations.clear()
             recipe = load_recipe("small", [
-                "data.path=python-docs", "model.num_hidden_layers=6", "training.sequence_length=256",
+                "data.path=python-docs", "data.split_by=tail", "data.validation_fraction=0.001",
+                "training.sample_every=null", "tokenizer.vocab_size=1024", "model.hidden_size=128",
+                "model.intermediate_size=384", "model.num_hidden_layers=4", "model.num_attention_heads=2",
+                "model.num_key_value_heads=2", "training.sequence_length=128", "training.per_device_batch_size=8",
                 "training.global_batch_size=8", f"training.num_steps={steps}", "training.log_every=10",
                 "training.save_every=100", "training.evaluate_every=1000000", "samples.prompts=[]",
                 "optimizer.name=adamw", f"output_dir={folder / str(steps)}",
             ])  # fmt: skip
-            recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"validation_fraction": 1e-4})})
             with open(os.devnull, "w") as silence:
                 print(f"  {steps} steps ...", file=sys.stderr)
                 outcome = train(recipe, say=lambda line: print(line, file=silence))
             assert outcome.loop is not None
-            walls.append(outcome.loop.state.duration_s)
+            walls.append(outcome.loop.state.duration_s + outcome.loop.stalled_s)
             bare.append(sum(durations))
     finally:
         loop.training_step = training_step  # type: ignore[assignment]
