@@ -9,6 +9,8 @@ STAMP := $(VENV)/.installed
 # Folder x/ is tercet.x and entry/ is tercet itself: setuptools knows it from pyproject.toml, pyright by these links.
 TYPED := $(patsubst %,../../%,$(wildcard entry/*.py) $(patsubst %/__init__.py,%,$(filter-out entry/%,$(wildcard */__init__.py))))
 
+# Processes that share the quick tests among them.
+TEST_PROCESSES ?= 2
 TEXT ?=
 BENCH_SECONDS ?= 60
 
@@ -23,7 +25,7 @@ demo: $(STAMP) ## train a small model on text that Python carries, into out/demo
 	@$(BIN)/tercet demo
 
 test: $(STAMP) ## run the tests, but for the slow ones
-	@HF_HUB_OFFLINE=1 $(BIN)/pytest -m "not slow"
+	@HF_HUB_OFFLINE=1 $(BIN)/pytest -m "not slow" -n $(TEST_PROCESSES)
 
 test-all: $(STAMP) ## run every test
 	@HF_HUB_OFFLINE=1 $(BIN)/pytest

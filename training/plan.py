@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from tercet.modeling import TercetConfig, TercetForCausalLM
 from tercet.training.accounting import flops_per_token, num_parameters, parameter_table
@@ -15,7 +16,7 @@ from tercet.training.fitting import peak, what_would_fit
 from tercet.training.hardware import free_memory_bytes, measure_matmul_flops, supports_bfloat16
 from tercet.training.memory import StepMemory, step_memory
 from tercet.training.recipe import Recipe
-from tercet.training.run_folder import DATA_NAME
+from tercet.training.run_folder import DATA_NAME, RECIPE_NAME
 from tercet.training.sources import stored_bytes
 from tercet.training.timing import time_step
 from tercet.training.token_set import MANIFEST, read_manifest
@@ -258,13 +259,13 @@ def corpus_of(recipe: Recipe, folder: Path) -> Corpus:
     Raises:
         DataError: A source that is not there.
     """
+    sizes = [stored_bytes(source) for source in recipe.data.all_sources()]
     data = folder / DATA_NAME
-    if (data / MANIFEST).is_file():
+    if (data / MANIFEST).is_file() and _is_of_the_same_text(recipe, folder):
         manifest = read_manifest(data)
         stored = sum(counts["tokens"] for counts in manifest["by_source"].values())
         trained = round(stored * (1 - recipe.data.validation_fraction))
         return Corpus(trained, f"counted in {data}, less {recipe.data.validation_fraction:g} held out", True)
-    sizes = [stored_bytes(source) for source in recipe.data.all_sources()]
     if None in sizes:
         return Corpus(None, "a dataset on the Hub: only reading it tells")
     num_bytes = sum(size for size in sizes if size is not None)
@@ -274,6 +275,16 @@ def corpus_of(recipe: Recipe, folder: Path) -> Corpus:
         f"estimated: {num_bytes:,} bytes of files / {BYTES_PER_TOKEN}, less {recipe.data.validation_fraction:g} held "
         "out; compressed ones hold more",
     )
+
+
+def _is_of_the_same_text(recipe: Recipe, folder: Path) -> bool:
+    """Whether what is prepared in the folder was prepared for this recipe's text and vocabulary."""
+    try:
+        earlier = yaml.safe_load((folder / RECIPE_NAME).read_text("utf-8"))
+        now = recipe.model_dump(mode="json")
+        return all(earlier[section] == now[section] for section in ("data", "tokenizer"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+        return False
 
 
 def free_disk_bytes(folder: Path) -> int:

@@ -61,6 +61,9 @@ def test_tokens_of_the_text(make_recipe, text_folder, tmp_path):
     assert counted.is_prepared
     assert counted.num_tokens == round(0.8 * (data.train.num_tokens + data.validation.num_tokens))
     assert plan_for(recipe, CPU, folder).disk.shards == 0
+    # What was prepared from another text says nothing about this one.
+    other = make_recipe(data={"path": str(next(text_folder.iterdir()))})
+    assert not corpus_of(other, folder).is_prepared
 
 
 def test_missing_text_is_refused(make_recipe, tmp_path):
