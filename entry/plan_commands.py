@@ -11,10 +11,13 @@ from rich.text import Text
 
 from tercet.tokenizer_commands import parse_size
 from tercet.training.errors import UserError
+from tercet.training.from_checkpoint import FROM_CHECKPOINT
 from tercet.training.mixture import MAX_USEFUL_EPOCHS
-from tercet.training.plan import TOKENS_PER_PARAMETER, Plan, gibibytes, make_plan, other_machine, this_machine
+from tercet.training.plan import TOKENS_PER_PARAMETER, Plan, gibibytes, make_plan
+from tercet.training.plan_machine import other_machine, this_machine
 from tercet.training.preparation import load_tokenizer
 from tercet.training.recipe import Recipe, load_recipe
+from tercet.training.starting_weights import starting_tokenizer
 
 
 def run_plan(
@@ -43,7 +46,9 @@ def run_plan(
     else:
         machine = other_machine(recipe, parse_size(device_memory, "--device-memory"))
     vocab_size = recipe.tokenizer.vocab_size
-    if recipe.tokenizer.path is not None:
+    if recipe.model.get(FROM_CHECKPOINT) is not None:
+        vocab_size = len(starting_tokenizer(recipe)[0])
+    elif recipe.tokenizer.path is not None:
         vocab_size = len(load_tokenizer(recipe.tokenizer.path))
     plan = make_plan(
         recipe, folder, machine, vocab_size=vocab_size, num_processes=num_processes,

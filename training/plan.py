@@ -1,7 +1,6 @@
 """What a recipe will cost before anything runs: parameters, memory, FLOPs, tokens, time, disk; and what cannot fit."""
 
 import math
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from tercet.modeling import TercetConfig, TercetForCausalLM
 from tercet.training.accounting import flops_per_token, num_parameters, parameter_table
 from tercet.training.errors import UserError
 from tercet.training.fitting import peak, what_would_fit
-from tercet.training.hardware import free_memory_bytes, measure_matmul_flops, supports_bfloat16
+from tercet.training.hardware import measure_matmul_flops
 from tercet.training.memory import StepMemory, step_memory
+from tercet.training.plan_machine import Machine
 from tercet.training.recipe import Recipe
 from tercet.training.run_folder import DATA_NAME, RECIPE_NAME
 from tercet.training.sources import stored_bytes
@@ -27,27 +27,6 @@ BYTES_PER_TOKEN = 4
 """Assumed of text that nobody has tokenized yet."""
 USUAL_MFU = 0.4
 """Assumed where a device's peak is given and nothing was timed."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the recipe is planned for.
-
-    Attributes:
-        name: For a reader.
-        device: Where to time steps; None if the machine is another one.
-        memory_bytes: Free on each device; on a CPU all processes share it.
-        disk_bytes: Free where the run's folder will be; None if that is on another machine.
-        bfloat16: Whether a recipe with `precision: auto` computes in it there.
-        on_cpu: Whether the device is one.
-    """
-
-    name: str
-    device: torch.device | None
-    memory_bytes: int
-    disk_bytes: int | None
-    bfloat16: bool
-    on_cpu: bool
 
 
 @dataclass(frozen=True)
@@ -143,33 +122,6 @@ class Plan:
             "optimal_tokens": self.optimal_tokens,
             "epochs": self.epochs,
         }
-
-
-def this_machine(recipe: Recipe, folder: Path) -> Machine:
-    """The machine that this runs on.
-
-    Raises:
-        UserError: The recipe wants a device that is not here.
-    """
-    has_cuda = torch.cuda.is_available()
-    if recipe.training.device == "cuda" and not has_cuda:
-        raise UserError(
-            "training.device is cuda and no CUDA device is here: plan for another machine with --device-memory, or "
-            "use --set training.device=cpu"
-        )
-    device = torch.device("cuda" if has_cuda and recipe.training.device != "cpu" else "cpu")
-    on_cpu = device.type == "cpu"
-    name = "this machine's CPU" if on_cpu else torch.cuda.get_device_name(device)
-    bfloat16 = recipe.training.precision == "bfloat16" or (
-        recipe.training.precision == "auto" and not on_cpu and supports_bfloat16(on_cpu)
-    )
-    return Machine(name, device, free_memory_bytes(device), free_disk_bytes(folder), bfloat16, on_cpu)
-
-
-def other_machine(recipe: Recipe, memory_bytes: int) -> Machine:
-    """A machine whose devices are accelerators with so much memory each."""
-    bfloat16 = recipe.training.precision != "float32"
-    return Machine("another machine", None, memory_bytes, None, bfloat16, on_cpu=False)
 
 
 def make_plan(
@@ -287,14 +239,6 @@ def _is_of_the_same_text(recipe: Recipe, folder: Path) -> bool:
         return False
 
 
-def free_disk_bytes(folder: Path) -> int:
-    """Free space where a folder is or would be."""
-    place = folder.expanduser().absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
-
-
 def _disk(
     recipe: Recipe, vocab_size: int, memory: StepMemory, num_processes: int, corpus: Corpus, num_tokens: int
 ) -> Disk:
@@ -394,13 +338,9 @@ __all__ = [
     "Corpus",
     "Disk",
     "Duration",
-    "Machine",
     "Plan",
     "corpus_of",
-    "free_disk_bytes",
     "gibibytes",
     "make_plan",
-    "other_machine",
     "parameters_by_part",
-    "this_machine",
 ]

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -207,6 +208,8 @@ def test_strangers_are_not_listened_to(monkeypatch):
 
 
 def test_one_process_has_no_line():
+    before = threading.enumerate()
     with lifeline(SimpleNamespace(process_index=0, num_processes=1)) as line:  # type: ignore[arg-type]
         line.main_is_ready()
         line.wait_for_main()
+        assert threading.enumerate() == before, "nobody is there to be watched"

@@ -9,7 +9,8 @@ import torch
 from tercet.training.accounting import flops_per_token
 from tercet.training.errors import UserError
 from tercet.training.pipeline import make_model, train
-from tercet.training.plan import Machine, corpus_of, make_plan, this_machine
+from tercet.training.plan import corpus_of, make_plan
+from tercet.training.plan_machine import Machine, this_machine
 from tercet.training.token_set import PreparedData
 
 CPU = Machine("a CPU", torch.device("cpu"), 1 << 40, 1 << 40, bfloat16=False, on_cpu=True)
