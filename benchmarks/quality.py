@@ -40,7 +40,9 @@ def main() -> None:
     """Read the arguments, prepare the text, train, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--seconds", type=float, required=True, help="training time")
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--seconds", type=float, help="training time")
+    budget.add_argument("--steps", type=int, help="so many steps instead: for comparing what no clock should decide")
     parser.add_argument("--recipe", default="shakespeare", help="a recipe's name or file (default: shakespeare)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a recipe's value")
     parser.add_argument("--evaluations", type=int, default=4, help="how many results to print")
@@ -56,14 +58,16 @@ def main() -> None:
             f"train {data.train.num_bytes} bytes, {data.train.num_tokens} tokens; "
             f"validation {data.validation.num_bytes} bytes, {data.validation.num_tokens} tokens"
         )
-        train_for(arguments.seconds, recipe, tokenizer, data, arguments.evaluations)
+        train_for(arguments.seconds or arguments.steps, bool(arguments.steps), recipe, tokenizer, data,
+            arguments.evaluations)  # fmt: skip
 
 
 def prepare_text(file: Path, recipe: Recipe, folder: Path) -> tuple[PreTrainedTokenizerFast, PreparedData]:
     """Train the tokenizer on the training part only, and tokenize both."""
     text = file.read_bytes().decode("utf-8")
     fraction = recipe.data.validation_fraction
-    tokenizer = train_tokenizer([split_tail(text, fraction)[0]], recipe.tokenizer.vocab_size)
+    settings = recipe.tokenizer
+    tokenizer = train_tokenizer([split_tail(text, fraction)[0]], settings.vocab_size, words=settings.words)
     data = prepare(
         [Document(text, file.name)], tokenizer, folder,
         validation_fraction=fraction, split_by="tail", drop_duplicates=False, progress=False,
@@ -72,9 +76,14 @@ def prepare_text(file: Path, recipe: Recipe, folder: Path) -> tuple[PreTrainedTo
 
 
 def train_for(
-    seconds: float, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, data: PreparedData, num_evaluations: int
+    budget: float,
+    counts_steps: bool,
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerFast,
+    data: PreparedData,
+    num_evaluations: int,
 ) -> None:
-    """Train until the clock of training steps shows `seconds`; the schedule runs on that clock, too."""
+    """Train until the clock of training steps shows `budget` seconds, or for so many steps; the schedule runs on it."""
     set_seed(recipe.seed)
     accelerator = Accelerator(cpu=recipe.training.device != "cuda")
     model = TercetForCausalLM(recipe.model_config_for(len(tokenizer), token_ids(tokenizer)._asdict()))
@@ -95,13 +104,13 @@ def train_for(
         f"{model.num_parameters():,} parameters, "
         f"{training.global_batch_size} x {training.sequence_length} tokens a step, {torch.get_num_threads()} threads"
     )
-    trained_s, step, marks = 0.0, 0, [seconds * (i + 1) / num_evaluations for i in range(num_evaluations)]
-    step_s = seconds / 1000
+    trained_s, step, marks = 0.0, 0, [budget * (i + 1) / num_evaluations for i in range(num_evaluations)]
+    spent, step_costs = 0.0, 1.0 if counts_steps else budget / 1000
     model.train()
     while marks:
         started = time.perf_counter()
         factor = learning_rate_factor(
-            trained_s, seconds, schedule=optimizer.schedule, warmup=optimizer.warmup_steps * step_s,
+            spent, budget, schedule=optimizer.schedule, warmup=optimizer.warmup_steps * step_costs,
             decay_fraction=optimizer.decay_fraction, final_fraction=optimizer.final_fraction,
         )  # fmt: skip
         set_learning_rates(optimizers, max(factor, 1e-3))
@@ -111,9 +120,10 @@ def train_for(
         )  # fmt: skip
         step += 1
         trained_s += time.perf_counter() - started
-        step_s = trained_s / step
+        spent = step if counts_steps else trained_s
+        step_costs = spent / step
         # The last step may not begin if it would end late by more than half of itself.
-        if trained_s + (step_s / 2 if len(marks) == 1 else 0) >= marks[0]:
+        if spent + (step_costs / 2 if len(marks) == 1 and not counts_steps else 0) >= marks[0]:
             marks.pop(0)
             result = evaluate(
                 model,

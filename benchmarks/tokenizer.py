@@ -30,6 +30,8 @@ from typing import Any
 
 from tokenizer_report import tables
 
+from tercet.tokenizer.pretokenization import BLANKS_PATTERN, BLOOM_PATTERN, LLAMA3_PATTERN
+
 HELD_OUT = 0.05
 MEMORY_LIMIT = 18 << 30  # a direct training that wants more fails, and says so, instead of stopping the machine
 LANGUAGES = {
@@ -43,7 +45,7 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 PATTERNS = {
-    "Llama 3 (Tercet)": _LLAMA3.replace("{digits}", r"\p{N}{1,3}"),
+    "Llama 3 (Tercet's default)": LLAMA3_PATTERN,
     "Llama 3, one digit (Qwen 2)": _LLAMA3.replace("{digits}", r"\p{N}"),
     "Llama 3, any digits": _LLAMA3.replace("{digits}", r"\p{N}+"),
     "GPT-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -51,7 +53,8 @@ PATTERNS = {
         rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
         rf"{_CONTRACTIONS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
-    "words and spaces": r"\s?\S+|\s+",
+    "BLOOM (words: bloom)": BLOOM_PATTERN,
+    "blanks (words: blanks)": BLANKS_PATTERN,
 }
 
 

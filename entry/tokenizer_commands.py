@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import typer
 from rich import box
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from tercet.tokenizer import ReportText, SampleCounts, TokenizerReport, make_report, train_tokenizer
+from tercet.tokenizer.pretokenization import Words, word_splitter
 from tercet.tokenizer.report import REPORT_NAME, SourceFigures, readable
 from tercet.tokenizer.sampling import MIN_SAMPLE_BYTES
 from tercet.tokenizer.training import MAX_BYTES, MAX_DOCUMENTS
@@ -41,6 +43,7 @@ class TokenizerRequest:
         data: Files, folders, globs or Hub datasets.
         source_column: Column that names each row's source, for the report; None is the path.
         max_bytes: As the user writes it ("256MB"); None is the default.
+        words: What BPE merges inside; see `train_tokenizer`.
         compare: Folders, or names on the Hub, of tokenizers to measure beside this one.
     """
 
@@ -53,6 +56,7 @@ class TokenizerRequest:
     max_documents: int | None = None
     with_report: bool = False
     compare: tuple[str, ...] = ()
+    words: str = "llama3"
 
 
 def run_tokenizer_train(request: TokenizerRequest) -> None:
@@ -65,6 +69,9 @@ def run_tokenizer_train(request: TokenizerRequest) -> None:
     max_bytes = MAX_BYTES if request.max_bytes is None else parse_size(request.max_bytes, "--max-bytes")
     if max_bytes < MIN_SAMPLE_BYTES:
         raise UserError(f"--max-bytes {request.max_bytes} is too small a sample: give at least {MIN_SAMPLE_BYTES}")
+    words = cast(Words, request.words)
+    with as_user_error("--words"):
+        word_splitter(words)
     compared = _names(request.compare, output.name)
     for path in compared.values():  # a mistake shows now, but a folder's memory is not held beside the training's
         if not (Path(path) / "tokenizer.json").is_file():
@@ -74,7 +81,7 @@ def run_tokenizer_train(request: TokenizerRequest) -> None:
         texts = _TrainingTexts(request, text)
         with as_user_error("--vocab-size"):
             tokenizer = train_tokenizer(
-                iter(texts), request.vocab_size, max_bytes=max_bytes,
+                iter(texts), request.vocab_size, words=words, max_bytes=max_bytes,
                 max_documents=request.max_documents or MAX_DOCUMENTS,
                 show_progress=sys.stderr.isatty(), on_text_used=counts.append,
             )  # fmt: skip

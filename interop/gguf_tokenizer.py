@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tercet.tokenizer.pretokenization import LLAMA3_PATTERN
+from tercet.tokenizer.pretokenization import BLOOM_PATTERN, LLAMA3_PATTERN
 from tercet.training.errors import UserError
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # llama.cpp's token types
@@ -25,6 +25,7 @@ _PRE_TOKENIZERS: dict[tuple[tuple[_Step, ...], bool], str] = {
     ((("Split", LLAMA3_PATTERN), ("ByteLevel", False)), True): "llama-bpe",
     ((("Split", LLAMA3_PATTERN), ("ByteLevel", False)), False): "dbrx",
     ((("Split", _QWEN2_PATTERN), ("ByteLevel", False)), False): "qwen2",
+    ((("Split", BLOOM_PATTERN), ("ByteLevel", False)), False): "bloom",
     ((("Digits", True), *_GPT2_STEPS), False): "smollm",
     (_GPT2_STEPS, False): "gpt-2",
 }

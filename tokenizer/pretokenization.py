@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from tokenizers import Regex, pre_tokenizers
 
@@ -18,18 +19,34 @@ LLAMA3_PATTERN = (
     r"|\s+"
 )
 
-# No match of the pattern goes on across "newline, then no whitespace", nor across "no whitespace, then space", nor from
-# a letter or number to a mark (no apostrophe among them, which begins a contraction), and none looks ahead across them:
-# the ids of the pieces are the ids of the whole. The marks are for Chinese and others that write no spaces. Python's \s
-# covers the pattern's \s, and what is \w but no underscore is \p{L} or \p{N} (compared on every code point), so a
-# doubtful character only means no cut here.
+# BLOOM's (arXiv:2211.05100) parts words at blanks and at ends of clauses alone, so quotes, brackets, operators and
+# digits are merged with the letters beside them. llama.cpp knows it, too.
+BLOOM_PATTERN = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+# Whatever is between blanks: the fewest tokens, one for a word with the comma behind it. Only `tokenizers` runs it.
+BLANKS_PATTERN = r"\s?\S+|\s+"
+
+Words = Literal["llama3", "bloom", "blanks"]
+"""What BPE takes for a word. A longer word makes fewer tokens of a text, and of its parts none that others share."""
+
+# No match of Llama 3's pattern goes on across "newline, then no whitespace", nor across "no whitespace, then space",
+# nor from a letter or number to a mark (no apostrophe among them, which begins a contraction), and none looks ahead
+# across them: the ids of the pieces are the ids of the whole. The marks are for Chinese and others that write no
+# spaces. Python's \s covers the pattern's \s, and what is \w but no underscore is \p{L} or \p{N} (compared on every
+# code point), so a doubtful character only means no cut here.
 _MARKS = ",.;:!?)\u3001\u3002\uff0c\uff1b\uff1a\uff01\uff1f\uff09\u300d\u060c\u061b\u061f\u06d4\u0964\u104b\u17d4\u0f0d"
 _SAFE_CUT = re.compile(rf"(?<=\n)(?=\S)|(?<=\S)(?= )|(?<=[^\W_])(?=[{_MARKS}])")
 
 
-def word_splitter() -> pre_tokenizers.PreTokenizer:
-    """The pre-tokenizer of every Tercet tokenizer: words by the pattern, then their bytes."""
-    return pre_tokenizers.Sequence([_split(LLAMA3_PATTERN), _to_bytes()])
+def word_splitter(words: Words = "llama3") -> pre_tokenizers.PreTokenizer:
+    """The pre-tokenizer of a Tercet tokenizer: words by a pattern, then their bytes.
+
+    Raises:
+        ValueError: Words of another name.
+    """
+    patterns = {"llama3": LLAMA3_PATTERN, "bloom": BLOOM_PATTERN, "blanks": BLANKS_PATTERN}
+    if words not in patterns:
+        raise ValueError(f"words={words!r} is not known: choose one of {', '.join(patterns)}")
+    return pre_tokenizers.Sequence([_split(patterns[words]), _to_bytes()])
 
 
 def may_hold_long_run(content: bytes, max_run_chars: int) -> bool:
@@ -39,8 +56,10 @@ def may_hold_long_run(content: bytes, max_run_chars: int) -> bool:
     return any(some in content.translate(table) for table in (_NOT_BLANK, _BLANK))
 
 
-def cut_long_words(text: str, max_run_chars: int) -> list[str]:
+def cut_long_words(text: str, max_run_chars: int, words: Words = "llama3") -> list[str]:
     """Parts of a text in which no run of letters, marks or blanks is longer; for counting pairs only.
+
+    Where words are more than letters or marks, no run of anything but blanks is longer either.
 
     A run of Chinese without punctuation or a ruler of `====` is one word, and the trainer scans a whole word again for
     every merge inside it: 200,000 Chinese characters took 114 s, and 2,000,000 in words of 256 take 6 s. Cut here, for
@@ -57,7 +76,8 @@ def cut_long_words(text: str, max_run_chars: int) -> list[str]:
         return [text]
     parts, end = [], 0
     # Runs of letters, marks and blanks as the pattern has them, to which an underscore is a mark.
-    long_runs = rf"[^\W\d]{{{max_run_chars + 1},}}|[^\w\s]{{{max_run_chars + 1},}}|\s{{{max_run_chars + 1},}}"
+    runs = (r"[^\W\d]", r"[^\w\s]", r"\s") if words == "llama3" else (r"\S", r"\s")
+    long_runs = "|".join(f"{kind}{{{max_run_chars + 1},}}" for kind in runs)
     for run in re.finditer(long_runs, text.translate(_AS_MARKS)):
         parts.append(text[end : run.start()])
         end = run.end()

@@ -1,4 +1,4 @@
-"""Train the tokenizer: byte-level BPE (arXiv:1508.07909, on bytes as in GPT-2), merged inside Llama 3's words.
+"""Train the tokenizer: byte-level BPE (arXiv:1508.07909, on bytes as in GPT-2), merged inside words.
 
 Memory is bounded twice, however large the corpus. A sample of at most `max_bytes` waits in a temporary file; of that,
 in the order of the hashes, the trainer gets as much as its tables have room for in `max_trainer_bytes`.
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from tercet.tokenizer.pretokenization import cut_long_words, may_hold_long_run, word_splitter
+from tercet.tokenizer.pretokenization import Words, cut_long_words, may_hold_long_run, word_splitter
 from tercet.tokenizer.sampling import SampleCounts, TextSampler
 from tercet.tokenizer.special_tokens import END_OF_TEXT, MESSAGE_END, MESSAGE_START, PADDING, SPECIAL_TOKENS
 from tercet.tokenizer.word_sketch import DistinctWords
@@ -42,6 +42,7 @@ def train_tokenizer(
     texts: Iterable[str],
     vocab_size: int,
     *,
+    words: Words = "llama3",
     max_bytes: int = MAX_BYTES,
     max_documents: int = MAX_DOCUMENTS,
     max_trainer_bytes: int = MAX_TRAINER_BYTES,
@@ -60,6 +61,8 @@ def train_tokenizer(
     Args:
         texts: Documents, read once, of any length; empty ones count for nothing.
         vocab_size: Ids in all: 4 special tokens, 256 bytes, and the merges that fit in the rest.
+        words: What a word is: Llama 3's; BLOOM's, which are longer; or whatever is between blanks. Other than Llama
+            3's are encoded without the short cuts that know its pattern, so preparation is slower.
         max_bytes: UTF-8 bytes of text to sample; up to twice as many lie in a temporary file meanwhile.
         max_documents: Documents to sample; a long one counts once for each piece of it.
         max_trainer_bytes: Memory for the trainer's tables, which grow with the bytes of distinct words: a sample that
@@ -81,8 +84,9 @@ def train_tokenizer(
         TypeError: If `texts` is one string, or holds something that is no string.
     """
     _check_settings(texts, vocab_size, max_token_bytes)
-    backend = Tokenizer(models.BPE(ignore_merges=True))  # as in Llama 3: a word in the vocabulary is one token at once
-    backend.pre_tokenizer = word_splitter()
+    # As in Llama 3 a word in the vocabulary is one token at once; llama.cpp ties that to the pattern.
+    backend = Tokenizer(models.BPE(ignore_merges=words == "llama3"))
+    backend.pre_tokenizer = word_splitter(words)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
@@ -93,7 +97,7 @@ def train_tokenizer(
     )
     with TextSampler(max_bytes, max_documents) as sampler:
         counts = _sample(texts, sampler, show_progress)
-        feed = _Feed(sampler.contents(), counts.kept_bytes, max_trainer_bytes)
+        feed = _Feed(sampler.contents(), counts.kept_bytes, max_trainer_bytes, words)
         backend.train_from_iterator(feed, trainer)
     used = SampleCounts(counts.seen_pieces, counts.seen_bytes, feed.num_pieces, feed.num_bytes)
     _check_reached(backend.get_vocab_size(), vocab_size, min_frequency, used)
@@ -158,14 +162,16 @@ def _sample(texts: Iterable[str], sampler: TextSampler, show_progress: bool) -> 
 class _Feed:
     """Hands the trainer lists of pieces until its tables would outgrow their memory. To be iterated over once."""
 
-    def __init__(self, contents: Iterator[bytes], num_bytes: int, max_trainer_bytes: int) -> None:
+    def __init__(self, contents: Iterator[bytes], num_bytes: int, max_trainer_bytes: int, words: Words) -> None:
         """
         Args:
             contents: Pieces in UTF-8, in an order that has nothing to do with what is in them.
             num_bytes: Bytes of all of them.
             max_trainer_bytes: Memory for the trainer's tables.
+            words: What a word is, for cutting those that are too long to count.
         """
         self._contents = contents
+        self._kind_of_words = words
         self._all_bytes = num_bytes
         self._max_trainer_bytes = max_trainer_bytes
         self._words = DistinctWords()
@@ -193,7 +199,7 @@ class _Feed:
         texts = [content.decode("utf-8") for content in batch]
         if not may_hold_long_run(together, _MAX_RUN_CHARS):
             return texts
-        return [part for text in texts for part in cut_long_words(text, _MAX_RUN_CHARS)]
+        return [part for text in texts for part in cut_long_words(text, _MAX_RUN_CHARS, self._kind_of_words)]
 
     def _has_room(self, together: bytes) -> bool:
         words = self._words

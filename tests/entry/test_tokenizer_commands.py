@@ -90,6 +90,13 @@ def test_a_budget_takes_a_sample_and_says_so(tercet, rows, tmp_path):
     assert ", 30 of 3" in shown.out
 
 
+def test_words(tercet, rows, tmp_path):
+    command = ["tokenizer", "train", rows, "--vocab-size", 300, "-o", tmp_path / "tok", "--words", "blanks"]
+    assert tercet(*command).code == 0
+    splitter = AutoTokenizer.from_pretrained(tmp_path / "tok").backend_tokenizer.pre_tokenizer
+    assert [word for word, _ in splitter.pre_tokenize_str('x->y, "z"')] == ["x->y,", 'Ġ"z"']
+
+
 def test_text_column(tercet, rows, tmp_path):
     command = ["tokenizer", "train", rows, "--vocab-size", 262, "-o", tmp_path / "tok"]
     assert tercet(*command, "--text-column", "body").code == 0
@@ -105,6 +112,7 @@ def test_text_column(tercet, rows, tmp_path):
         (["FILE", "--max-bytes", "100"], "too small a sample: give at least 16384"),
         (["FILE", "--compare", "no/such/folder/at/all"], "--compare no/such/folder/at/all: no tokenizer"),
         (["FILE", "--source-column", "missing"], "'missing'"),
+        (["FILE", "--words", "gpt2"], "--words: words='gpt2' is not known: choose one of llama3, bloom, blanks"),
         (["FILE", "--vocab-size", "90000"], "--vocab-size: vocab_size=90000 is larger than the corpus supports"),
     ],
 )

@@ -15,7 +15,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from tercet.interop.gguf import write_gguf
 from tercet.modeling import TercetConfig, TercetForCausalLM
-from tercet.tokenizer.pretokenization import LLAMA3_PATTERN
+from tercet.tokenizer import train_tokenizer
+from tercet.tokenizer.pretokenization import BLOOM_PATTERN, LLAMA3_PATTERN
 from tercet.training.errors import UserError
 
 gguf = pytest.importorskip("gguf", reason="writing GGUF needs the package gguf")
@@ -240,6 +241,7 @@ PRE_TOKENIZERS: dict[str, tuple[pre_tokenizers.PreTokenizer, bool]] = {
     "llama-bpe": (splits(LLAMA3_PATTERN), True),
     "dbrx": (splits(LLAMA3_PATTERN), False),
     "qwen2": (splits(LLAMA3_PATTERN.replace("{1,3}", "")), False),
+    "bloom": (splits(BLOOM_PATTERN), False),
     "smollm": (pre_tokenizers.Sequence([pre_tokenizers.Digits(True), GPT2_SPLITTER]), False),
     "gpt-2": (GPT2_SPLITTER, False),
 }
@@ -275,7 +277,9 @@ def test_token_ids_of_every_pre_tokenizer(name: str, small_corpus, tiny_model, t
     assert [runtime.tokenize(text) for text in texts] == tokenizer(texts)["input_ids"]
 
 
-def test_token_ids_and_chat_of_tercet(small_tokenizer, small_corpus, tiny_model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["llama3", "bloom"])
+def test_token_ids_and_chat_of_tercet(words, small_corpus, tiny_model, tmp_path: Path) -> None:
+    small_tokenizer = train_tokenizer(small_corpus, VOCAB_SIZE, words=words)
     path = write_gguf(save(tiny_model, small_tokenizer, tmp_path / "m"), tmp_path / "m.gguf")
     runtime = LlamaCpp(path)
     texts = [*TEXTS, *(text[:4000] for text in small_corpus[:20])]
@@ -372,6 +376,7 @@ def test_tokenizers_that_llama_cpp_has_no_name_for(small_corpus, small_tokenizer
 
     (tmp_path / "m").mkdir()
     check(other_tokenizer(small_corpus, splits(r"\p{L}+|\s+")), "no pre-tokenizer")
+    check(train_tokenizer(small_corpus, VOCAB_SIZE, words="blanks"), "no pre-tokenizer")
     check(other_tokenizer(small_corpus, GPT2_SPLITTER, ignore_merges=True), "no pre-tokenizer")
     check(other_tokenizer(small_corpus, pre_tokenizers.Metaspace()), "no pre-tokenizer")
     endless = other_tokenizer(small_corpus, GPT2_SPLITTER)

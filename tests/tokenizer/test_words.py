@@ -1,0 +1,62 @@
+"""What BPE takes for a word: the three ways to part text, and what each costs."""
+
+import pytest
+
+from tercet.tokenizer import encode_documents, train_tokenizer
+from tercet.tokenizer.pretokenization import Words, cut_long_words, word_splitter
+
+TEXT = 'He said: "No, never." x->y=3; 2024 was\n\n  new'
+PARTS: dict[Words, str] = {
+    "llama3": 'He| said|:| "|No|,| never|."| x|->|y|=|3|;| |202|4| was|\n\n| | new',
+    "bloom": 'He| said:| "No|,| never|.|"| x->y=3;| 2024| was|\n\n | new',
+    "blanks": 'He| said:| "No,| never."| x->y=3;| 2024| was|\n\n  |new',
+}
+NASTY = ["", " ", "\n\n\n", "a" * 700, "don't  stop\t\u00a0now", "中文\uff0c没有空格。", "\u0000\ufffd\U0001f600", TEXT]
+
+
+@pytest.fixture(scope="module", params=PARTS)
+def words(request) -> Words:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def tokenizer(words: Words, small_corpus):
+    return train_tokenizer(small_corpus, 1024, words=words)
+
+
+def test_where_text_is_parted(words: Words):
+    parts = [TEXT[start:end] for _, (start, end) in word_splitter(words).pre_tokenize_str(TEXT)]
+    assert parts == PARTS[words].split("|")
+
+
+def test_text_comes_back(tokenizer):
+    for text in NASTY:
+        (ids,) = encode_documents(tokenizer, [text])
+        assert tokenizer.decode(ids) == text
+
+
+def test_documents_of_any_length_have_the_ids_of_the_whole(tokenizer, small_corpus):
+    """Long ones are cut before they are encoded only where the pattern is known to allow it."""
+    text = "\n\n".join(small_corpus)[:300_000] + ' (quoted) "words"\n \nend'
+    assert encode_documents(tokenizer, [text])[0] == tokenizer.backend_tokenizer.encode(text).ids
+
+
+def test_longer_words_make_fewer_tokens(small_corpus):
+    learned, other = small_corpus[::2], small_corpus[1::2]
+    num_tokens = {
+        words: sum(map(len, encode_documents(train_tokenizer(learned, 4096, words=words), other))) for words in PARTS
+    }
+    assert num_tokens["llama3"] > num_tokens["bloom"] > num_tokens["blanks"]
+
+
+def test_long_words_of_any_kind_are_cut_for_counting():
+    link = "https://example.org/?" + "a1-" * 400
+    for words in ("bloom", "blanks"):
+        parts = cut_long_words(f"see {link} there", 256, words)
+        assert "".join(parts) == f"see {link} there"
+        assert max(len(word) for part in parts for word in part.split()) == 256
+
+
+def test_words_of_another_name_are_refused(small_corpus):
+    with pytest.raises(ValueError, match="words='gpt2' is not known: choose one of llama3, bloom, blanks"):
+        train_tokenizer(small_corpus, 1024, words="gpt2")  # pyright: ignore[reportArgumentType]
