@@ -1,13 +1,12 @@
 """Where documents come from: files, folders and globs here, or a dataset of the Hugging Face Hub.
 
-Rows of local files come from `rows.py`, those of the Hub from `datasets`. What a row becomes is up to the source's
-settings: a column's text, a template over several, or a conversation. A row that becomes nothing is an error or a
-counted skip.
+Rows of local files come from `rows.py`, those of the Hub from `hub_sources.py`. What a row becomes is up to the
+source's settings: a column's text, a template over several, or a conversation. A row that becomes nothing is an error
+or a counted skip.
 """
 
 import glob
 import itertools
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -18,6 +17,7 @@ from tercet.training.chat_messages import ChatFormat, render_messages, tercet_ch
 from tercet.training.corpus import PYTHON_DOCS, PYTHON_DOCS_DESCRIPTION, PYTHON_DOCS_LICENSE, python_documentation
 from tercet.training.documents import DataError, Document, Segment
 from tercet.training.files import COMPRESSIONS
+from tercet.training.hub_sources import HubDataset, hub_rows, is_hub_name
 from tercet.training.rows import Rows, csv_file, json_file, json_lines, parquet_file, text_file, text_lines
 from tercet.training.skips import ALWAYS_SKIPPED, Reason, RowError, SkipReport
 from tercet.training.templates import TextTemplate, column_value
@@ -32,7 +32,6 @@ _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _TABLE_SUFFIXES = (".csv", ".parquet")
 _SUFFIXES = _TEXT_SUFFIXES + _JSON_SUFFIXES + _TABLE_SUFFIXES
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _ROWS_LOOKED_AT = 1_000_000
 _TEXT_COLUMN = "text"
 
@@ -329,7 +328,10 @@ def _all_rows(source: Source, columns: tuple[str, ...]) -> Iterator[Rows]:
         for path in paths:
             yield _file_rows(path, source, columns)
     else:
-        yield Rows(f"Hub dataset {source.label!r}", "row", _hub_rows(source, columns), is_download=source.streaming)
+        dataset = HubDataset(
+            source.path, source.name, source.split, source.revision, source.streaming, label=source.label
+        )
+        yield Rows(f"Hub dataset {source.label!r}", "row", hub_rows(dataset, columns), is_download=source.streaming)
 
 
 def _local_paths(pattern: str) -> list[Path]:
@@ -350,7 +352,7 @@ def _local_paths(pattern: str) -> list[Path]:
         if not found:
             raise DataError(f"No file matches {pattern!r}. Check the pattern; '**' goes into subfolders.")
         return found
-    if not _HUB_NAME.fullmatch(pattern) or _kind(path):
+    if not is_hub_name(pattern) or _kind(path):
         raise DataError(f"{pattern} does not exist. Give a file, a folder, a glob or the name of a Hub dataset.")
     return []
 
@@ -385,26 +387,3 @@ def _file_rows(path: Path, source: Source, columns: tuple[str, ...]) -> Rows:
             f"{path} is read as plain text, which has no columns. Remove {setting}, or give a file of rows."
         )
     return text_lines(path) if source.documents == "lines" else text_file(path)
-
-
-def _hub_rows(source: Source, columns: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
-    import datasets
-    from datasets.exceptions import DatasetsError
-
-    try:
-        rows = datasets.load_dataset(
-            source.path, source.name, split=source.split, revision=source.revision, streaming=source.streaming
-        )
-        if rows.column_names and set(columns) <= set(rows.column_names):
-            rows = rows.select_columns(list(columns))  # nothing else needs to be downloaded or decoded
-        yield from enumerate(rows, start=1)
-    except (ValueError, OSError, ImportError, DatasetsError) as error:
-        raise DataError(
-            f"{source.path!r} is no file or folder here, and reading it as a Hub dataset failed: {_first_line(error)} "
-            f"Check the name, its configuration ({source.name}), split ({source.split}) and the network."
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return line if line.endswith(".") else line + "."

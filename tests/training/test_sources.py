@@ -73,30 +73,6 @@ def test_folders_and_globs_in_a_fixed_order(tmp_path: Path):
     assert {d.source for d in read_documents(Source(path=str(tmp_path)))} == {str(tmp_path)}
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_hub_datasets_get_the_settings_of_the_source(monkeypatch, streaming: bool):
-    def load_dataset(path, name, *, split, revision, streaming):
-        assert (path, name, split, revision) == ("owner/name", "en", "test", "v1")
-        rows = datasets.Dataset.from_dict({"text": ["a", "b"], "other": [1, 2]})
-        return rows.to_iterable_dataset() if streaming else rows
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    settings = {"name": "en", "split": "test", "revision": "v1", "streaming": streaming}
-    assert texts("owner/name", **settings) == ["a", "b"]
-    with pytest.raises(DataError, match=r"row 1 has no column 'content'; it has 'text', 'other'\. Set text_column"):
-        texts("owner/name", text_column="content", **settings)
-
-
-def test_a_hub_failure_is_one_line(monkeypatch):
-    def load_dataset(*_, **__):
-        raise ConnectionError("Couldn't reach the Hub\nmore")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(DataError, match=r"no file or folder here.*Couldn't reach the Hub\. Check the name") as caught:
-        texts("owner/name")
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
