@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from tercet.explorer import Trace, render, trace
     from tercet.modeling import TercetCache, TercetConfig, TercetForCausalLM, TercetModel
     from tercet.tokenizer import train_tokenizer
     from tercet.training import Recipe, load_recipe, train
@@ -21,7 +22,10 @@ _MODULES = {
     "TercetConfig": "modeling",
     "TercetForCausalLM": "modeling",
     "TercetModel": "modeling",
+    "Trace": "explorer",
     "load_recipe": "training",
+    "render": "explorer",
+    "trace": "explorer",
     "train": "training",
     "train_tokenizer": "tokenizer",
 }
@@ -39,8 +43,11 @@ __all__ = [
     "TercetConfig",
     "TercetForCausalLM",
     "TercetModel",
+    "Trace",
     "__version__",
     "load_recipe",
+    "render",
+    "trace",
     "train",
     "train_tokenizer",
 ]

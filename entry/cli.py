@@ -10,6 +10,8 @@ import typer
 import tercet
 from tercet.command_line import Checkpoint, Output, Overrides, RecipeArgument, Restart, one_line
 from tercet.data_cli import data_app, tokenizer_app
+from tercet.explore_cli import explore
+from tercet.hub_cli import card, push
 from tercet.training.errors import UserError
 
 app = typer.Typer(
@@ -214,17 +216,9 @@ def chat(
     run_chat(checkpoint, system, Sampling(max_new_tokens, temperature, top_p), CacheOptions(cache, compile_step))
 
 
-@app.command()
-@one_line
-def card(
-    checkpoint: Checkpoint,
-    repo_id: Annotated[str | None, typer.Option(help="Hub repository that readers will load from.")] = None,
-    license: Annotated[str | None, typer.Option(help="Licence of the weights, such as apache-2.0.")] = None,
-) -> None:
-    """Write the model card, filled with what the run measured."""
-    from tercet.hub import write_card
-
-    typer.echo(f"wrote {write_card(checkpoint, repo_id=repo_id, license=license)}")
+app.command()(explore)
+app.command()(card)
+app.command()(push)
 
 
 @app.command("import")

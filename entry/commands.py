@@ -12,6 +12,8 @@ from tercet.training.export import check_loads_without_tercet
 from tercet.training.pipeline import RunOutcome
 from tercet.training.pipeline import train as train_recipe
 from tercet.training.recipe import load_recipe
+from tercet.training.results import RunResults
+from tercet.training.starting_weights import is_chat
 
 logging.disable_progress_bar()
 
@@ -40,7 +42,7 @@ def run_train(recipe_name: str, overrides: list[str], output: Path | None, resta
     outcome = train_recipe(recipe, output_dir=output, restart=restart, say=typer.echo)
     words = ["tercet", "train", recipe_name, *(word for item in overrides for word in ("--set", item))]
     if not _report_interruption(outcome, words + (["--output", output] if output else [])):
-        _print_summary(outcome)
+        _print_summary(outcome, chats=is_chat(recipe))
 
 
 def _report_interruption(outcome: RunOutcome, words: Sequence[object]) -> bool:
@@ -62,7 +64,7 @@ def _command_line(words: Sequence[object]) -> str:
     return shlex.join(map(str, words))
 
 
-def _print_summary(outcome: RunOutcome) -> None:
+def _print_summary(outcome: RunOutcome, *, chats: bool = False) -> None:
     measured, folder = outcome.results, outcome.output_dir
     if measured is None or not _is_main_process():
         return
@@ -86,13 +88,17 @@ def _print_summary(outcome: RunOutcome) -> None:
         f"  {folder}/metrics.jsonl  every logged step",
         "",
         "Next:",
-        f'  tercet generate {folder} "{_one_line(measured.samples[0].prompt.strip()) if measured.samples else "Once"}"',
+        f"  tercet chat {folder}" if chats else f'  tercet generate {folder} "{_first_prompt(measured)}"',
         f"  tercet info {folder}",
         "  tercet train shakespeare --set data.path=YOUR.txt",
         f'  python -c "from transformers import AutoModelForCausalLM as A; '
         f"A.from_pretrained('{folder}', trust_remote_code=True)\"",
     ]
     typer.echo("\n".join(lines))
+
+
+def _first_prompt(measured: RunResults) -> str:
+    return _one_line(measured.samples[0].prompt.strip()) if measured.samples else "Once"
 
 
 def _one_line(text: str) -> str:

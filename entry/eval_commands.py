@@ -1,7 +1,10 @@
 """`tercet eval`: bits per byte of held-out or other text, by source; and tasks of others' harness."""
 
 import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich import box
@@ -10,11 +13,11 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerFast
 
 from tercet.loading import load_checkpoint_folder
-from tercet.tokenizer import token_ids
+from tercet.tokenizer import special_ids, token_ids
 from tercet.training.errors import UserError, as_user_error
 from tercet.training.evaluation import evaluate
 from tercet.training.harness import run_harness
-from tercet.training.results import RESULTS_NAME, Evaluation, RunResults, Tasks
+from tercet.training.results import RESULTS_NAME, Evaluation, RunResults, Tasks, TextEvaluation
 from tercet.training.run_folder import DATA_NAME
 from tercet.training.shards import prepare
 from tercet.training.sources import Source, read_documents
@@ -35,7 +38,7 @@ def run_eval(checkpoint: Path, data: str | None, sequence_length: int | None) ->
         token_set, is_own_split = _text_to_score(checkpoint, data, tokenizer, Path(temporary))
         result = evaluate(
             model, token_set, sequence_length=sequence_length, eos_token_id=ids.eos_token_id,
-            pad_token_id=ids.pad_token_id, progress=True,
+            pad_token_id=ids.pad_token_id, special_ids=special_ids(tokenizer), progress=True,
         )  # fmt: skip
     typer.echo(
         f"{result.bits_per_byte:.4f} bits per byte, {result.loss_nats:.4f} nats per token, "
@@ -43,7 +46,9 @@ def run_eval(checkpoint: Path, data: str | None, sequence_length: int | None) ->
     )
     _print_sources(result)
     if is_own_split and uses_own_length:
-        _note(checkpoint, evaluation=result)
+        _note(checkpoint, lambda record: {"evaluation": result})
+    else:
+        _note(checkpoint, lambda record: {"texts": _with_text(record, result, data, sequence_length)})
 
 
 def run_tasks(
@@ -58,7 +63,7 @@ def run_tasks(
     model, tokenizer = load_checkpoint_folder(checkpoint)
     measured = run_harness(model, tokenizer, names, task_path=task_path, limit=limit, num_fewshot=num_fewshot)
     _print_tasks(measured)
-    _note(checkpoint, tasks=measured)
+    _note(checkpoint, lambda record: {"tasks": measured.beside(record.tasks)})
 
 
 def _print_tasks(measured: Tasks) -> None:
@@ -96,9 +101,19 @@ def _text_to_score(
     return prepared.train, False
 
 
-def _note(checkpoint: Path, **measured: Evaluation | Tasks) -> None:
+def _with_text(record: RunResults, result: Evaluation, data: str | None, context: int) -> list[TextEvaluation]:
+    """The other texts of the record, with this one; measured again in windows of the same length, it is replaced."""
+    hub_id = data if data is not None and Source(path=data).is_on_hub() else None
+    name = hub_id or (Path(data).name if data is not None else "held-out text")
+    now = datetime.now(UTC).replace(microsecond=0)
+    measured = TextEvaluation(**dict(result), name=name, context=context, hub_id=hub_id, date=now)
+    return [*(text for text in record.texts if (text.name, text.context) != (name, context)), measured]
+
+
+def _note(checkpoint: Path, changes: Callable[[RunResults], dict[str, Any]]) -> None:
     """Write into the record of the run what was measured of its result."""
     path = checkpoint / RESULTS_NAME
     if path.is_file():
-        RunResults.load(path).model_copy(update=measured).save(path)
+        record = RunResults.load(path)
+        record.model_copy(update=changes(record)).save(path)
         typer.echo(f"noted in {path}; `tercet card {checkpoint}` writes it into the card")

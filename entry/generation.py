@@ -6,11 +6,19 @@ from typing import Any, cast
 
 import torch
 import typer
-from transformers import Cache, PreTrainedModel, PreTrainedTokenizerFast, TextStreamer, set_seed
+from transformers import (
+    Cache,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    set_seed,
+)
 
 from tercet.caches import FULL, compile_decode, is_for_tercet, make_cache, quantization_named
 from tercet.loading import load_checkpoint_folder
 from tercet.prompt_cache import check_path, fill_and_save, open_cache
+from tercet.streaming import TokenPrinter
 from tercet.training.errors import UserError
 from tercet.training.samples import document_start
 
@@ -99,6 +107,7 @@ def stream_continuation(
     ids: torch.Tensor,
     sampling: Sampling,
     cache: Cache | None = None,
+    stop: StoppingCriteria | None = None,
 ) -> torch.Tensor:
     """Generate after `ids` (1, T) and print text as it comes; returns all ids, (1, T + new).
 
@@ -108,6 +117,7 @@ def stream_continuation(
         ids: The whole prompt.
         sampling: How many tokens, and how each is chosen.
         cache: Holds a beginning of `ids`, possibly none of them; the model makes its own where it is None.
+        stop: Asked behind every token whether to end there.
 
     Raises:
         UserError: The step was to be compiled, and this machine's compiler cannot.
@@ -118,7 +128,9 @@ def stream_continuation(
     if cache is not None:
         # Said, as a checkpoint's own settings may say otherwise, and then all tokens would be fed at every step.
         chosen |= {"cache": cache, "use_cache": True}
-    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    if stop is not None:
+        chosen["stopping_criteria"] = StoppingCriteriaList([stop])
+    streamer = TokenPrinter(tokenizer)
     try:
         with torch.no_grad():
             return cast(Any, model).generate(

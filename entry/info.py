@@ -49,6 +49,7 @@ def render(checkpoint: Path) -> "Group":
         (f"{type(model).__name__}", "bold"),
         f" ({config.model_type}) in {checkpoint}\n",
         f"{total:,} parameters, {inner:,} of them outside the embeddings",
+        _origin(Path(checkpoint) / "recipe.yaml"),
     )
     parts: list[Any] = [head, *_weights(model), *_hyperparameters(config)]
     try:
@@ -58,6 +59,19 @@ def render(checkpoint: Path) -> "Group":
     else:
         parts += [*_memory(model), *_cache(model), *_flops(config)]
     return Group(*parts)
+
+
+def _origin(recipe: Path) -> str:
+    """What the run began with, where its recipe says so."""
+    import yaml
+
+    from tercet.training.from_checkpoint import FROM_CHECKPOINT, WEIGHTS_HASH
+
+    try:
+        model = yaml.safe_load(recipe.read_text("utf-8"))["model"]
+        return f"\ntrained from {model[FROM_CHECKPOINT]}, whose weights have SHA-256 {model[WEIGHTS_HASH]}"
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return ""
 
 
 def load_meta_model(checkpoint: Path) -> "PreTrainedModel":

@@ -14,8 +14,8 @@ import tercet.modeling  # noqa: F401 - registers Tercet's classes with the Auto 
 from tercet.training.errors import UserError
 
 
-def load_checkpoint_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Model, in evaluation mode on the best device at hand, and tokenizer of a folder.
+def load_checkpoint_folder(folder: Path, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Model, in evaluation mode on `device` or else the best at hand, and tokenizer of a folder.
 
     Raises:
         UserError: No such folder, no checkpoint, another architecture, damaged weights, no tokenizer.
@@ -31,7 +31,7 @@ def load_checkpoint_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTok
     if missing := sorted(loading["missing_keys"]):
         # transformers fills them with random numbers and goes on.
         raise UserError(f"{folder} lacks {len(missing)} weight(s), such as {missing[0]}: it is not a whole checkpoint")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return model.to(device).eval(), tokenizer
 
 

@@ -13,6 +13,7 @@ from tercet.tokenizer.special_tokens import (
     PADDING,
     SPECIAL_TOKENS,
     TokenIds,
+    special_ids,
     token_ids,
 )
 from tercet.tokenizer.training import MIN_VOCAB_SIZE, train_tokenizer
@@ -33,6 +34,7 @@ __all__ = [
     "bytes_per_token",
     "encode_documents",
     "make_report",
+    "special_ids",
     "token_ids",
     "train_tokenizer",
 ]

@@ -32,6 +32,11 @@ class TokenIds(NamedTuple):
         return {"eos_token_id": self.eos_token_id, "pad_token_id": self.pad_token_id}
 
 
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids of all special tokens, which no text encodes to."""
+    return sorted(id for id, token in tokenizer.added_tokens_decoder.items() if token.special)
+
+
 def token_ids(tokenizer: PreTrainedTokenizerBase) -> TokenIds:
     """A tokenizer's special ids, whole numbers each; where it has no padding token, end of text serves as one.
 

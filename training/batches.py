@@ -18,7 +18,6 @@ from tercet.training.packing import (
     IGNORE_INDEX,
     PackedDataset,
     Packing,
-    StoredDocuments,
     best_fit_rows,
     build_packing,
     document_bounds,
@@ -128,11 +127,11 @@ class PackedBatches:
 
 
 class EvaluationWindows:
-    """Batches that together score every stored token of a set once; a sequence, made as it is read.
+    """Batches that together score every label of a set once; a sequence, made as it is read.
 
     Each batch holds int64 tensors `input_ids`, `shift_labels` and `position_ids`, each (b, T), b <= batch_size. A label
-    equal to the end-of-text id is the end of a document: text itself never encodes to it. Bits per byte sum over the
-    nats of the other labels and divide by the set's num_bytes.
+    equal to a special token's id is no text, which never encodes to it: the end of a document, or of a turn. Bits per
+    byte sum over the nats of the other labels and divide by the set's num_label_bytes.
     """
 
     def __init__(self, dataset: PackedDataset, num_context: np.ndarray, batch_size: int) -> None:
@@ -176,10 +175,10 @@ def evaluation_windows(
 ) -> EvaluationWindows:
     """Windows of sequence_length over each document, `stride` apart; short documents stand several to a row.
 
-    All tokens are scored, also those of a conversation that training takes as context only: the set's num_bytes, by
-    which bits per byte divide, are those of the whole text. Each is scored in the first window that reaches it, so that
-    all but a document's first sequence_length tokens see at least sequence_length - stride tokens before them. The last
-    window ends with the document, so it has the most context.
+    What is a label in training is scored: all tokens of a text, and of a conversation what the assistant writes. Each
+    is scored in the first window that reaches it, so that all but a document's first sequence_length tokens see at
+    least sequence_length - stride tokens before them. The last window ends with the document, so it has the most
+    context.
 
     Args:
         sequence_length: T.
@@ -196,18 +195,8 @@ def evaluation_windows(
     if not token_set.num_tokens:
         raise DataError("The validation split holds no token. Prepare the data with a larger validation_fraction.")
     packing, num_context = _windows(token_set.document_lengths, sequence_length, stride)
-    dataset = PackedDataset(_EveryToken(token_set), packing, eos_token_id=eos_token_id, pad_token_id=pad_token_id)
+    dataset = PackedDataset(token_set, packing, eos_token_id=eos_token_id, pad_token_id=pad_token_id)
     return EvaluationWindows(dataset, num_context, batch_size)
-
-
-class _EveryToken:
-    """A token set in which every token is a label."""
-
-    def __init__(self, token_set: StoredDocuments) -> None:
-        self.tokens = token_set.tokens
-
-    def label_mask(self, document: int, start: int, stop: int) -> None:
-        return None
 
 
 def _windows(lengths: np.ndarray, sequence_length: int, stride: int) -> tuple[Packing, np.ndarray]:

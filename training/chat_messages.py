@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters, which Unicode keeps for use inside a program
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant"}
 _CHAT_REMEDY = "Mend or remove the row."
 _TEMPLATE_REMEDY = "Put {% generation %} and {% endgeneration %} around what the assistant writes in the chat template."
 
@@ -85,13 +86,14 @@ def render_messages(messages: Any, chat: ChatFormat) -> tuple[Segment, ...]:
     the beginning of the whole.
 
     Args:
-        messages: [{"role": ..., "content": ...}, ...].
+        messages: [{"role": ..., "content": ...}, ...], or ShareGPT's [{"from": ..., "value": ...}, ...].
         chat: Of the tokenizer that will encode the segments.
 
     Raises:
         RowError: If this is no conversation, the template refuses it, the assistant's part cannot be told from the
             rest, or the assistant says nothing (reason "no_label").
     """
+    messages = _with_roles(messages)
     _check_messages(messages)
     marks, marked = _mark_special_tokens(messages, chat)
     if chat.marks_generation:
@@ -102,6 +104,15 @@ def render_messages(messages: Any, chat: ChatFormat) -> tuple[Segment, ...]:
     if not any(start < stop for start, stop in spans):
         raise RowError("no_label", "has no message of the assistant", "Remove the row.")
     return tuple(_segments(rendered, spans, marks, chat))
+
+
+def _with_roles(messages: Any) -> Any:
+    """ShareGPT's keys and names as those of chat templates; everything else as it is."""
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and {"from", "value"} <= m.keys() for m in messages
+    ):
+        return messages
+    return [{"role": _SHAREGPT_ROLES.get(m["from"], m["from"]), "content": m["value"]} for m in messages]
 
 
 def _check_messages(messages: Any) -> None:

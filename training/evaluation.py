@@ -28,6 +28,7 @@ def evaluate(
     sequence_length: int,
     eos_token_id: int,
     pad_token_id: int,
+    special_ids: Iterable[int] = (),
     stride: int | None = None,
     accelerator: Accelerator | None = None,
     progress: bool = False,
@@ -43,14 +44,15 @@ def evaluate(
         sequence_length: Longest context T.
         eos_token_id: Starts every document as input and ends it as label.
         pad_token_id: Fills rows.
+        special_ids: Ids that stand for no text, such as the end of a turn, besides the end of text.
         stride: How far windows advance; default T / 2.
         accelerator: Divides the windows among its processes; None scores them all here.
         progress: Show a progress bar.
 
     Returns:
-        Mean loss over all labels, ends of documents included (nats), its exponential, and bits per UTF-8 byte of text,
-        for which the ends of documents, which are no text, are left out. The same of each source, where the set has
-        documents of several.
+        Mean loss over all labels, ends of documents and turns included (nats), its exponential, and bits per UTF-8 byte
+        of text, for which these ends, which are no text, are left out. Of a conversation only what the assistant says
+        is scored, and only its bytes count. The same of each source, where the set has documents of several.
     """
     windows = evaluation_windows(
         token_set,
@@ -71,7 +73,7 @@ def evaluate(
         disable=None if progress else True,
         leave=False,
     )
-    sums = sum_losses(model, bar, eos_token_id, len(token_set.sources))
+    sums = sum_losses(model, bar, [eos_token_id, *special_ids], len(token_set.sources))
     if accelerator is not None:
         sums = cast(torch.Tensor, accelerator.reduce(sums, reduction="sum"))
     total_nats, text_nats, num_tokens = sums.sum(0).tolist()
@@ -80,9 +82,9 @@ def evaluate(
         loss_nats=loss_nats,
         # Beyond exp(700) a float is infinite; such a model is noise, and the loss says so.
         perplexity=math.exp(min(loss_nats, 700.0)),
-        bits_per_byte=text_nats / math.log(2) / token_set.num_bytes,
+        bits_per_byte=text_nats / math.log(2) / token_set.num_label_bytes,
         num_tokens=int(num_tokens),
-        num_bytes=token_set.num_bytes,
+        num_bytes=token_set.num_label_bytes,
         by_source=_by_source(token_set, sums),
     )
 
@@ -90,7 +92,7 @@ def evaluate(
 def _by_source(token_set: TokenSet, sums: torch.Tensor) -> dict[str, SourceEvaluation]:
     """What sums (S, 3) say of each source that has documents here; nothing where only one has."""
     num_bytes = np.zeros(len(token_set.sources), dtype=np.int64)
-    np.add.at(num_bytes, token_set.document_sources, token_set.document_bytes)
+    np.add.at(num_bytes, token_set.document_sources, token_set.document_label_bytes)
     measured = {
         label: SourceEvaluation(
             loss_nats=nats / num_tokens,
@@ -117,11 +119,14 @@ def _window_or_nothing(windows: EvaluationWindows, index: int, token_set: TokenS
 
 
 @torch.no_grad()
-def sum_losses(model: PreTrainedModel, batches: Iterable[Batch], eos_token_id: int, num_sources: int) -> torch.Tensor:
+def sum_losses(
+    model: PreTrainedModel, batches: Iterable[Batch], special_ids: Iterable[int], num_sources: int
+) -> torch.Tensor:
     """Sums over all labels of each source: nats, nats of labels that are text, number of labels; float64 (S, 3)."""
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
+    no_text = torch.tensor(sorted({*special_ids}), device=device)
     sums = torch.zeros(num_sources, 3, dtype=torch.float64, device=device)
     for batch in batches:
         input_ids, labels, position_ids, sources = (
@@ -130,7 +135,7 @@ def sum_losses(model: PreTrainedModel, batches: Iterable[Batch], eos_token_id: i
         logits = model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits  # (b, T, V)
         nats = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none").view_as(labels)
         is_label = labels != IGNORE_INDEX
-        is_text = is_label & (labels != eos_token_id)
+        is_text = is_label & ~torch.isin(labels, no_text)
         measured = torch.stack([nats.double(), nats * is_text, is_label], dim=-1)  # (b, T, 3)
         sums.index_add_(0, sources.flatten(), measured.flatten(0, 1))
     model.train(was_training)

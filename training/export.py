@@ -29,9 +29,11 @@ def write_model_folder(
         weights: Written instead of the model's own, named as its `state_dict` names them: a copy that does not change
             while it is written, or whole tensors where the model's are spread over processes.
     """
+    ends = model.generation_config.eos_token_id if model.generation_config is not None else None
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        # Several, where turns end otherwise than texts.
+        eos_token_id=ends if isinstance(ends, list) else tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     # save_pretrained takes names out of the mapping that it is given.

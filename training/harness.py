@@ -71,7 +71,7 @@ def run_harness(
         harness=harness,
         date=datetime.now(UTC).replace(microsecond=0),
         limit=limit,
-        results=_rows(output),
+        results=_rows(output, limit),
     )
 
 
@@ -92,7 +92,7 @@ def _task_manager(tasks: Sequence[str], task_path: Path | None) -> Any:
     return manager
 
 
-def _rows(output: Any) -> list[TaskResult]:
+def _rows(output: Any, limit: int | None) -> list[TaskResult]:
     """The harness's nested results, `{"acc,none": 0.5, "acc_stderr,none": 0.1}` for each task, as rows."""
     rows = []
     for task, values in output["results"].items():
@@ -113,6 +113,7 @@ def _rows(output: Any) -> list[TaskResult]:
                     num_fewshot=int(output["n-shot"].get(task) or 0),
                     num_documents=int(output["n-samples"].get(task, {}).get("effective", 0)),
                     version=str(output["versions"].get(task) or ""),
+                    limit=limit,
                 )
             )
     return rows

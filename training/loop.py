@@ -6,8 +6,10 @@ was stopped and started again ends with the bits of one that was not (same machi
 
 import signal
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tercet.tokenizer import token_ids
+from tercet.tokenizer import special_ids, token_ids
 from tercet.training.acceleration import compile_model
 from tercet.training.accounting import flops_per_token
 from tercet.training.agreement import Agreement
@@ -30,47 +32,24 @@ from tercet.training.launch import describe_processes
 from tercet.training.optimizers import make_optimizers
 from tercet.training.packing import PackedDataset
 from tercet.training.progress import MetricsFile, Progress, evaluation_record, opening_line, shown_values
+from tercet.training.publishing import Publisher
 from tercet.training.recipe import Recipe
 from tercet.training.restart import starting_point
-from tercet.training.results import Evaluation
-from tercet.training.run_state import RunState
-from tercet.training.samples import SAMPLES_NAME, make_samples, record_samples
+from tercet.training.results import Evaluation, RunResults
+from tercet.training.run_state import LoopOutcome, RunState
+from tercet.training.samples import SAMPLES_NAME, document_start, make_samples, message_start, record_samples
 from tercet.training.saver import Saver
 from tercet.training.saving import WriteModel
 from tercet.training.schedules import learning_rate_factor
 from tercet.training.sharding import is_sharded, shard_model, whole_model
 from tercet.training.signals import StopRequest, stop_signals
+from tercet.training.starting_weights import is_chat
 from tercet.training.step import set_learning_rates, training_step
 from tercet.training.token_set import PreparedData
 from tercet.training.watch import PendingSteps, SpikeWatch, StepReading, describe_bad_step
 
 # Results of so many steps at most wait on the device to be read.
 _MAX_PENDING = 1000
-
-
-@dataclass(frozen=True)
-class LoopOutcome:
-    """How a call of `TrainingLoop.run` ended.
-
-    Attributes:
-        state: Where the run stands.
-        interrupted_by: What stopped it, a signal's name or the deadline; None if it reached its last step.
-        checkpoint: The newest checkpoint.
-        loss_nats: Training loss of the last step.
-        evaluation: Of the last step, None if the run did not get there or there is nothing to evaluate on.
-        tokens_per_second: Over all training time of the run, evaluations and checkpoints left out.
-        mfu: FLOPs of the model per second over the device's measured rate for matrix products.
-        stalled_s: Seconds of this call in which training stood still for checkpoints.
-    """
-
-    state: RunState
-    interrupted_by: str | None
-    checkpoint: Path | None
-    loss_nats: float
-    evaluation: Evaluation | None
-    tokens_per_second: float
-    mfu: float
-    stalled_s: float = 0.0
 
 
 class TrainingLoop:
@@ -86,6 +65,8 @@ class TrainingLoop:
         write_model: Writes the folder that transformers loads, from weights; called in another thread.
         peak_flops: FLOP/s of matrix products that the devices of all processes reach together, for the MFU.
         started: When the run's time began (`time.monotonic`), for `training.max_hours`; None: now.
+        measure: Makes the record that goes into a checkpoint, of how the loop stands and an evaluation of its weights.
+        publisher: Pushes checkpoints; the main process's.
 
     Raises:
         UserError: Less text than one row, or a global batch that does not divide among the processes.
@@ -102,6 +83,8 @@ class TrainingLoop:
         write_model: WriteModel,
         peak_flops: float,
         started: float | None = None,
+        measure: Callable[[LoopOutcome, Evaluation | None], RunResults] | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
         training = recipe.training
         self.recipe, self.output_dir, self.model, self.accelerator = recipe, output_dir, model, accelerator
@@ -117,8 +100,10 @@ class TrainingLoop:
         self.metrics = MetricsFile(output_dir / METRICS_NAME)
         self.agreement = Agreement(accelerator)
         self.saver = Saver(
-            training, output_dir, model, self.optimizers, self.average, accelerator, self.agreement, write_model
-        )
+            training, output_dir, model, self.optimizers, self.average, accelerator, self.agreement, write_model,
+            None if publisher is None else publisher.offer,
+        )  # fmt: skip
+        self.measure, self.publisher = measure, publisher
         self.deadline = Deadline(
             time.monotonic() if started is None else started,
             None if training.max_hours is None else training.max_hours * 3600,
@@ -126,6 +111,7 @@ class TrainingLoop:
         )
         self.flops_per_token = flops_per_token(model.config, training.sequence_length, training=True)
         self.evaluation: Evaluation | None = None
+        self.evaluated_at: int | None = None
         self.pending = PendingSteps()
         self.state = self.logged = RunState()
         self.spikes = SpikeWatch(training.spike_factor)
@@ -194,17 +180,22 @@ class TrainingLoop:
                     stopped_by = self._after_step(bar, stop)
                     if stopped_by is not None:
                         break
-        state = self.state
-        if state.step == num_steps and self.average is not None:
+        is_at_end = self.state.step == num_steps
+        if is_at_end and self.average is not None:
             # What the folder will hold; the checkpoint has both.
             self.average.put_in()
+        return self._outcome(None if is_at_end else stopped_by)
+
+    def _outcome(self, interrupted_by: str | None) -> LoopOutcome:
+        state = self.state
         speed = state.tokens_seen / max(state.duration_s, 1e-9)
+        is_at_end = state.step == self.recipe.training.num_steps == self.evaluated_at
         return LoopOutcome(
             state,
-            interrupted_by=stopped_by if state.step < num_steps else None,
+            interrupted_by=interrupted_by,
             checkpoint=self.saver.newest,
             loss_nats=state.loss_nats,
-            evaluation=self.evaluation,
+            evaluation=self.evaluation if is_at_end else None,
             tokens_per_second=speed,
             mfu=speed * self.flops_per_token / self.peak_flops,
             stalled_s=self.saver.stalled_s,
@@ -242,7 +233,8 @@ class TrainingLoop:
         evaluates = (step % training.evaluate_every == 0 or is_last) and self.data.validation.num_tokens > 0
         samples = training.sample_every is not None and step % training.sample_every == 0
         stopped_by = None if evaluates or samples else self._stopped_by(stop)
-        may_save = step % training.save_every == 0 or is_last or stopped_by is not None
+        pushes = self.recipe.hub is not None and self.recipe.hub.is_due(step)
+        may_save = step % training.save_every == 0 or is_last or pushes or stopped_by is not None
         # On a CPU reading costs nothing, so a step that goes wrong is noticed at once.
         on_cpu = self.accelerator.device.type == "cpu"
         if on_cpu or logs or evaluates or samples or may_save or len(self.pending) >= _MAX_PENDING:
@@ -256,11 +248,21 @@ class TrainingLoop:
         if evaluates or samples:  # which take long
             stopped_by = self._stopped_by(stop)
         if may_save or stopped_by is not None or (is_best and training.keep_best):
-            self.saver.save(self.state, is_final=is_last or stopped_by is not None)
+            self._save(is_final=is_last or stopped_by is not None)
         if evaluates or samples or may_save:
             self._clock = time.perf_counter()
+        if self.publisher is not None:
+            self.publisher.poll()
         self.deadline.step_done()
         return stopped_by
+
+    def _save(self, *, is_final: bool) -> None:
+        measure = None
+        if self.measure is not None:
+            # An average was evaluated, and a checkpoint's model is not the average.
+            is_of_these = self.evaluated_at == self.state.step and self.average is None
+            measure = partial(self.measure, self._outcome(None), self.evaluation if is_of_these else None)
+        self.saver.save(self.state, is_final=is_final, measure=measure)
 
     def _read(self, bar: Progress) -> StepReading:
         """Take in all steps since the last reading; returns the last."""
@@ -309,12 +311,13 @@ class TrainingLoop:
                 accelerator=self.accelerator,
                 eos_token_id=self.special["eos_token_id"],
                 pad_token_id=self.special["pad_token_id"],
+                special_ids=special_ids(self.tokenizer),
             )
         state = self.state
         is_best = state.best_bits_per_byte is None or evaluation.bits_per_byte < state.best_bits_per_byte
         if is_best:
             self.state = replace(state, best_bits_per_byte=evaluation.bits_per_byte, best_step=state.step)
-        self.evaluation = evaluation if state.step == self.recipe.training.num_steps else None
+        self.evaluation, self.evaluated_at = evaluation, state.step
         self._record(evaluation_record(state, evaluation))
         bar.say(
             f"step {state.step:>6}   validation loss {evaluation.loss_nats:.4f} nats a token, "
@@ -332,6 +335,7 @@ class TrainingLoop:
             samples = make_samples(
                 model, self.tokenizer, wanted.prompts, max_new_tokens=wanted.max_new_tokens,
                 temperature=wanted.temperature, top_p=wanted.top_p, seed=self.recipe.seed,
+                begin=message_start if is_chat(self.recipe) else document_start,
             )  # fmt: skip
         record_samples(self.output_dir / SAMPLES_NAME, self.state.step, samples)
         for sample in samples:

@@ -12,14 +12,16 @@ from accelerate.utils import broadcast_object_list, set_seed
 from transformers import PreTrainedTokenizerFast
 
 from tercet.modeling import TercetForCausalLM
-from tercet.tokenizer import token_ids
+from tercet.tokenizer import special_ids, token_ids
 from tercet.training import results
 from tercet.training.acceleration import checkpoint_blocks
 from tercet.training.accounting import num_parameters
+from tercet.training.chat_turns import end_where_turns_end
 from tercet.training.checkpoints import list_checkpoints
 from tercet.training.curve import METRICS_NAME, plot_losses
 from tercet.training.evaluation import evaluate
 from tercet.training.export import replace_model_folder, write_model_folder
+from tercet.training.from_checkpoint import FROM_CHECKPOINT, WEIGHTS_HASH
 from tercet.training.hardware import measure_matmul_flops
 from tercet.training.launch import follow_launcher, make_accelerator, start_trackers
 from tercet.training.lifeline import Lifeline, lifeline
@@ -27,6 +29,7 @@ from tercet.training.loop import LoopOutcome, TrainingLoop
 from tercet.training.mixture import mixture_lines, tokens_by_source
 from tercet.training.out_of_memory import OutOfMemoryError, explain_out_of_memory
 from tercet.training.preparation import Say, load_tokenizer, make_data, make_tokenizer
+from tercet.training.publishing import Publisher, publishing
 from tercet.training.recipe import Recipe, recipe_to_yaml
 from tercet.training.record import make_results
 from tercet.training.run_folder import (
@@ -38,8 +41,9 @@ from tercet.training.run_folder import (
     open_run_folder,
     remove_run,
 )
-from tercet.training.samples import make_samples
+from tercet.training.samples import document_start, make_samples, message_start
 from tercet.training.sharding import whole_model
+from tercet.training.starting_weights import is_chat, starting_model, with_weights_hash
 from tercet.training.token_set import PreparedData
 
 
@@ -78,6 +82,7 @@ def train(recipe: Recipe, *, output_dir: Path | None = None, restart: bool = Fal
     folder = Path(output_dir if output_dir is not None else recipe.output_dir).expanduser()
     accelerator = make_accelerator(recipe, folder)
     tell: Say = say if accelerator.is_main_process else _silent
+    recipe = with_weights_hash(recipe, accelerator)
     with lifeline(accelerator) as line, claimed_folder(recipe, folder, accelerator, restart=restart):
         for note in notes:
             tell(note)
@@ -92,6 +97,19 @@ def _run(
 ) -> RunOutcome:
     start_trackers(recipe, accelerator)
     set_seed(recipe.seed)
+    with publishing(recipe, folder, say, is_main=accelerator.is_main_process) as publisher:
+        return _run_published(recipe, folder, accelerator, line, say, started, publisher)
+
+
+def _run_published(
+    recipe: Recipe,
+    folder: Path,
+    accelerator: Accelerator,
+    line: Lifeline,
+    say: Say,
+    started: float,
+    publisher: Publisher | None,
+) -> RunOutcome:
     if accelerator.is_main_process:
         tokenizer = make_tokenizer(recipe, folder, say)
         data = make_data(recipe, tokenizer, folder, say, progress=True)
@@ -103,11 +121,18 @@ def _run(
     # The same weights in every process, but other dropout; process 0 draws as a run of one process does.
     set_seed(recipe.seed, device_specific=True)
     _tell_mixture(recipe, data, say)
-    say(f"Model      {num_parameters(model):,} parameters, {model.config.num_hidden_layers} layers")
+    origin = recipe.model.get(FROM_CHECKPOINT)
+    begins = f", beginning as {origin} (SHA-256 {recipe.model[WEIGHTS_HASH][:12]})" if origin else ""
+    say(f"Model      {num_parameters(model):,} parameters, {model.config.num_hidden_layers} layers{begins}")
 
     def write_model(path: Path, weights: dict[str, torch.Tensor]) -> None:
         write_model_folder(model, tokenizer, path, weights)
         (path / RECIPE_NAME).write_text(recipe_to_yaml(recipe), encoding="utf-8")
+
+    def measure(outcome: LoopOutcome, evaluation: results.Evaluation | None) -> results.RunResults:
+        return make_results(
+            recipe, model, tokenizer, data, accelerator, outcome, evaluation, samples=[], averages=False
+        )
 
     with explain_out_of_memory(recipe, accelerator.num_processes):
         outcome = TrainingLoop(
@@ -120,10 +145,18 @@ def _run(
             write_model=write_model,
             peak_flops=measure_matmul_flops(accelerator.device) * accelerator.num_processes,
             started=started,
+            measure=measure,
+            publisher=publisher,
         ).run()
     measured = None
     if outcome.interrupted_by is None:
         measured = finish(recipe, folder, model, tokenizer, data, accelerator, outcome, say)
+    if publisher is not None:
+        if measured is None:
+            publisher.interrupt()
+        else:
+            limit = recipe.training.max_hours
+            publisher.finish(outcome.state.step, None if limit is None else started + limit * 3600)
     accelerator.end_training()
     return RunOutcome(folder, measured, outcome)
 
@@ -160,10 +193,12 @@ def claimed_folder(recipe: Recipe, folder: Path, accelerator: Accelerator, *, re
 
 
 def make_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> TercetForCausalLM:
-    """A new model for the recipe and the tokenizer, its weights drawn from the recipe's seed."""
+    """A model for the recipe and the tokenizer: of its checkpoint, or new, its weights drawn from the recipe's seed."""
     config = recipe.model_config_for(len(tokenizer), token_ids(tokenizer)._asdict())
     torch.manual_seed(recipe.seed)
-    model = TercetForCausalLM(config)
+    model = starting_model(recipe, config) if recipe.model.get(FROM_CHECKPOINT) else TercetForCausalLM(config)
+    if is_chat(recipe):
+        end_where_turns_end(model, tokenizer)
     checkpoint_blocks(model, recipe.training.gradient_checkpointing)
     return model
 
@@ -186,6 +221,7 @@ def finish(
             data.validation,
             sequence_length=recipe.training.sequence_length,
             **token_ids(tokenizer).for_rows(),
+            special_ids=special_ids(tokenizer),
             accelerator=accelerator,
             progress=accelerator.is_main_process,
         )
@@ -201,6 +237,7 @@ def finish(
         samples = make_samples(
             finished, tokenizer, wanted.prompts,
             max_new_tokens=wanted.max_new_tokens, temperature=wanted.temperature, top_p=wanted.top_p, seed=recipe.seed,
+            begin=message_start if is_chat(recipe) else document_start,
         )  # fmt: skip
     samples = broadcast_object_list([samples])[0]
     measured = make_results(recipe, model, tokenizer, data, accelerator, outcome, evaluation, samples)

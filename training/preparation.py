@@ -11,12 +11,14 @@ from tercet.training.atomic import place_files, temporary_folder
 from tercet.training.documents import DataError, Document
 from tercet.training.duplicates import DuplicateFilter, normalized_digest
 from tercet.training.errors import UserError, as_user_error
+from tercet.training.from_checkpoint import FROM_CHECKPOINT
 from tercet.training.recipe import Recipe
 from tercet.training.run_folder import DATA_NAME
 from tercet.training.shards import prepare
 from tercet.training.skips import SkipReport
 from tercet.training.sources import read_documents
 from tercet.training.split import document_digest, is_validation, split_tail
+from tercet.training.starting_weights import starting_tokenizer
 from tercet.training.token_set import PreparedData
 
 Say = Callable[[str], None]
@@ -27,12 +29,18 @@ def make_tokenizer(recipe: Recipe, folder: Path, say: Say) -> PreTrainedTokenize
     settings = recipe.tokenizer
     saved = folder / "tokenizer.json"
     given = settings.path or (str(folder) if saved.is_file() else None)
-    if given is not None:
+    if recipe.model.get(FROM_CHECKPOINT) is not None:
+        tokenizer, added = starting_tokenizer(recipe)
+        more = f", and {', '.join(added)} added to it" if added else ""
+        say(f"Tokenizer  {len(tokenizer):,} tokens, that of {settings.path}{more}")
+    elif given is not None:
         tokenizer = load_tokenizer(given)
     else:
         started = time.perf_counter()
         with as_user_error("tokenizer.vocab_size"):
-            tokenizer = train_tokenizer(training_texts(recipe), settings.vocab_size, model_max_length=_longest(recipe))
+            tokenizer = train_tokenizer(
+                training_texts(recipe), settings.vocab_size, words=settings.words, model_max_length=_longest(recipe)
+            )
         say(f"Tokenizer  {len(tokenizer):,} tokens, byte-level BPE, in {time.perf_counter() - started:.1f} s")
     if not saved.is_file():
         with temporary_folder(folder) as temporary:
@@ -52,7 +60,10 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no tokenizer that AutoTokenizer loads ({str(error).splitlines()[0]})") from error
+        private = "" if Path(path).is_dir() else "; for a private one on the Hub set HF_TOKEN, or run `hf auth login`"
+        raise UserError(
+            f"{path} holds no tokenizer that AutoTokenizer loads ({str(error).splitlines()[0]}){private}"
+        ) from error
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer in {path} has no end-of-text token (eos_token): set one and save it again")
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:

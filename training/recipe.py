@@ -13,22 +13,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tercet.modeling import TercetConfig
+from tercet.tokenizer.pretokenization import Words
 from tercet.training.batch_sizes import BatchSizes
 from tercet.training.errors import UserError, as_user_error
+from tercet.training.from_checkpoint import FROM_CHECKPOINT, STARTING_FIELDS, complete_fields
+from tercet.training.hub_section import HubSection
+from tercet.training.section import Section
 from tercet.training.sources import Source
 
 
 class RecipeError(UserError):
     """A recipe that cannot be run."""
-
-
-class Section(BaseModel):
-    """Base of all sections: an unknown key is an error, and nothing changes after reading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class DataSection(Section):
@@ -101,6 +99,11 @@ class TokenizerSection(Section):
     """The vocabulary: trained on the training split, or taken from a folder."""
 
     vocab_size: int = Field(8192, ge=260, description="256 bytes, 4 special tokens, and the merges")
+    words: Words = Field(
+        "llama3",
+        description="what BPE merges inside: llama3; bloom's longer words, up to a tenth fewer tokens; or whatever is "
+        "between blanks, the fewest, which no llama.cpp runs",
+    )
     path: str | None = Field(None, description="use this tokenizer folder instead of training one")
 
 
@@ -202,11 +205,12 @@ class Recipe(Section):
     seed: int = 0
     data: DataSection
     tokenizer: TokenizerSection = Field(default_factory=lambda: TokenizerSection.model_validate({}))
-    model: dict[str, Any] = Field(default_factory=dict, description="fields of TercetConfig, and preset")
+    model: dict[str, Any] = Field(default_factory=dict, description="fields of TercetConfig; preset or from_checkpoint")
     optimizer: OptimizerSection = Field(default_factory=lambda: OptimizerSection.model_validate({}))
     training: TrainingSection
     samples: SamplesSection = Field(default_factory=lambda: SamplesSection.model_validate({}))
     card: CardSection = Field(default_factory=lambda: CardSection.model_validate({}))
+    hub: HubSection | None = None
 
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
@@ -245,6 +249,9 @@ class Recipe(Section):
             RecipeError: Fields that have no meaning together.
         """
         fields = {"max_position_embeddings": self.training.sequence_length, **self.model}
+        if fields.get(FROM_CHECKPOINT) is not None:  # its embeddings may have more rows than its tokenizer, or get more
+            fields["vocab_size"] = max(vocab_size, fields["vocab_size"])
+        fields = {name: value for name, value in fields.items() if name not in STARTING_FIELDS}
         if (size := fields.get("vocab_size", vocab_size)) < vocab_size:
             raise RecipeError(
                 f"model.vocab_size is {size} and the tokenizer has {vocab_size} tokens: remove the former"
@@ -283,6 +290,7 @@ def recipe_from_fields(fields: Mapping[str, Any], where: str = "recipe") -> Reci
         RecipeError: One line that names every wrong key or value and the nearest known key.
     """
     _check_model_fields(fields.get("model") or {}, where)
+    fields = complete_fields(fields, _config_fields(), where)
     try:
         recipe = Recipe.model_validate(fields)
     except ValidationError as error:
@@ -331,7 +339,7 @@ def _apply_override(fields: dict[str, Any], override: str) -> None:
 def _check_model_fields(fields: Any, where: str) -> None:
     if not isinstance(fields, Mapping):
         raise RecipeError(f"{where}: model is {fields!r}: expected fields of TercetConfig")
-    known = sorted({*_config_fields(), "preset"})
+    known = sorted({*_config_fields(), "preset", *STARTING_FIELDS})
     for name in fields:
         if name not in known:
             raise RecipeError(f"{where}: unknown key model.{name}{_nearest(name, known)}")

@@ -1,4 +1,4 @@
-"""Puts together what a finished run measured: `results.json`."""
+"""Puts together what a run measured, at its end and at every checkpoint: `results.json`."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -27,20 +27,20 @@ def make_results(
     outcome: LoopOutcome,
     evaluation: results.Evaluation | None,
     samples: Iterable[results.Sample],
+    *,
+    averages: bool = True,
 ) -> results.RunResults:
-    """The record of a run that reached its end.
+    """The record of a run, at its end or at a checkpoint.
 
     Args:
         model: Unwrapped.
         outcome: What the loop measured.
-        evaluation: Of the finished model on the validation split.
-        samples: Text that the finished model wrote.
+        evaluation: Of the model on the validation split.
+        samples: Text that the model wrote.
+        averages: Whether the weights are the averaged ones, where the run keeps such.
     """
-    card, optimizer, state = recipe.card, recipe.optimizer, outcome.state
+    card = recipe.card
     sources = {source.label: source for source in recipe.data.all_sources()}
-    rates = f"AdamW {optimizer.learning_rate:g}"
-    if optimizer.name == "muon":
-        rates = f"Muon {optimizer.matrix_learning_rate:g} (matrices), {rates} (embeddings, norms)"
     return results.RunResults(
         tercet_version=tercet.__version__,
         date=datetime.now(UTC).replace(microsecond=0),
@@ -60,22 +60,33 @@ def make_results(
         model=results.ModelFacts(
             num_parameters=num_parameters(model), num_non_embedding_parameters=num_non_embedding_parameters(model)
         ),
-        training=results.Training(
-            num_steps=state.step,
-            tokens_seen=state.tokens_seen,
-            epochs=_epochs(recipe, data.train, state),
-            duration_s=state.duration_s,
-            tokens_per_second=outcome.tokens_per_second,
-            mfu=outcome.mfu,
-            optimizer=f"{rates}, weight decay {optimizer.weight_decay:g}, gradients clipped at {optimizer.clip_norm:g}"
-            + (f"; these are weights averaged with decay {optimizer.ema_decay:g}" if optimizer.ema_decay else ""),
-            schedule=f"{optimizer.schedule}, {optimizer.warmup_steps} warm-up steps",
-            precision="bfloat16" if accelerator.mixed_precision == "bf16" else "float32",
-            final_loss_nats=outcome.loss_nats,
-        ),
+        training=_training(recipe, data, accelerator, outcome, averages),
         evaluation=evaluation,
         samples=list(samples),
     )  # fmt: skip
+
+
+def _training(
+    recipe: Recipe, data: PreparedData, accelerator: Accelerator, outcome: LoopOutcome, averages: bool
+) -> results.Training:
+    optimizer, state = recipe.optimizer, outcome.state
+    rates = f"AdamW {optimizer.learning_rate:g}"
+    if optimizer.name == "muon":
+        rates = f"Muon {optimizer.matrix_learning_rate:g} (matrices), {rates} (embeddings, norms)"
+    averaged = "" if optimizer.ema_decay is None else f"; these are weights averaged with decay {optimizer.ema_decay:g}"
+    return results.Training(
+        num_steps=state.step,
+        tokens_seen=state.tokens_seen,
+        epochs=_epochs(recipe, data.train, state),
+        duration_s=state.duration_s,
+        tokens_per_second=outcome.tokens_per_second,
+        mfu=outcome.mfu,
+        optimizer=f"{rates}, weight decay {optimizer.weight_decay:g}, gradients clipped at {optimizer.clip_norm:g}"
+        + (averaged if averages else ""),
+        schedule=f"{optimizer.schedule}, {optimizer.warmup_steps} warm-up steps",
+        precision="bfloat16" if accelerator.mixed_precision == "bf16" else "float32",
+        final_loss_nats=outcome.loss_nats,
+    )
 
 
 def _epochs(recipe: Recipe, train: TokenSet, state: RunState) -> float:

@@ -130,10 +130,19 @@ class Evaluation(_Record):
     by_source: dict[str, SourceEvaluation] = Field(default_factory=dict)
 
 
+class TextEvaluation(Evaluation):
+    """The same on another text: its name (`hub_id` of a data set on the Hub) and the tokens in a window."""
+
+    name: Text
+    context: Positive
+    hub_id: str | None = None
+    date: datetime
+
+
 class TaskResult(_Record):
     """One metric of one task of lm-eval; `filter` is the harness's name for how answers were taken from outputs.
 
-    `standard_error` is missing where the harness gives none; `num_documents` are those that were asked.
+    `standard_error` is missing where the harness gives none; `num_documents` are those asked, at most `limit`.
     """
 
     task: Text
@@ -145,15 +154,28 @@ class TaskResult(_Record):
     num_fewshot: Count
     num_documents: Count
     version: str = ""
+    limit: Positive | None = None
 
 
 class Tasks(_Record):
-    """Answers to tasks of others' harness. `limit` is how many documents of each were asked at most; None: all."""
+    """Answers to tasks of others' harness; `date` and `limit` are those of the newest call."""
 
     harness: Text
     date: datetime
     limit: Positive | None = None
     results: list[TaskResult] = Field(min_length=1)
+
+    def beside(self, earlier: "Tasks | None") -> "Tasks":
+        """These, and what an earlier call of the same harness found of other tasks, or in another way."""
+        if earlier is None or earlier.harness != self.harness:
+            return self
+        ours = {_how_measured(row) for row in self.results}
+        kept = [row for row in earlier.results if _how_measured(row) not in ours]
+        return self.model_copy(update={"results": [*kept, *self.results]})
+
+
+def _how_measured(row: TaskResult) -> tuple[str, str, str, int]:
+    return row.task, row.metric, row.filter, row.num_fewshot
 
 
 class Sample(_Record):
@@ -182,6 +204,7 @@ class RunResults(_Record):
     evaluation: Evaluation | None = None
     samples: list[Sample] = Field(default_factory=list)
     tasks: Tasks | None = None
+    texts: list[TextEvaluation] = Field(default_factory=list)
 
     def save(self, path: Path) -> None:
         """Write the record as JSON; whoever reads `path` sees the old file or the new one, never half of one."""

@@ -40,7 +40,7 @@ _WRITTEN = (
 )  # fmt: skip
 
 # What a run may change and still be the same run: the same rows in the same order, the same updates but for rounding.
-_FREE_SECTIONS = ("output_dir", "samples", "card")
+_FREE_SECTIONS = ("output_dir", "samples", "card", "hub")
 _FREE_TRAINING_FIELDS = (
     "per_device_batch_size", "device", "num_threads", "sharding", "gradient_checkpointing", "compile",
     "log_every", "evaluate_every", "sample_every", "save_every", "keep_last", "keep_every", "keep_best",

@@ -1,6 +1,9 @@
-"""Where a run stands."""
+"""Where a run stands, and how a call of the loop ends."""
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from tercet.training.results import Evaluation
 
 
 @dataclass(frozen=True)
@@ -32,3 +35,28 @@ class RunState:
     num_bad_in_row: int = 0
     best_bits_per_byte: float | None = None
     best_step: int | None = None
+
+
+@dataclass(frozen=True)
+class LoopOutcome:
+    """How a call of `TrainingLoop.run` ended.
+
+    Attributes:
+        state: Where the run stands.
+        interrupted_by: What stopped it, a signal's name or the deadline; None if it reached its last step.
+        checkpoint: The newest checkpoint.
+        loss_nats: Training loss of the last step.
+        evaluation: Of the last step, None if the run did not get there or there is nothing to evaluate on.
+        tokens_per_second: Over all training time of the run, evaluations and checkpoints left out.
+        mfu: FLOPs of the model per second over the device's measured rate for matrix products.
+        stalled_s: Seconds of this call in which training stood still for checkpoints.
+    """
+
+    state: RunState
+    interrupted_by: str | None
+    checkpoint: Path | None
+    loss_nats: float
+    evaluation: Evaluation | None
+    tokens_per_second: float
+    mfu: float
+    stalled_s: float = 0.0

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,8 @@ from tercet.training.results import Sample
 
 SAMPLES_NAME = "samples.jsonl"
 
+PromptStart = Callable[[PreTrainedTokenizerFast, str], torch.Tensor]
+
 
 @torch.no_grad()
 def make_samples(
@@ -26,15 +28,19 @@ def make_samples(
     temperature: float,
     top_p: float,
     seed: int = 0,
+    begin: PromptStart | None = None,
 ) -> list[Sample]:
     """Continue each prompt once, sampled.
 
-    A prompt is read as the beginning of a document, behind the end-of-text token that starts every document in
-    training. The random state of the CPU and of the model's device is left as it was.
+    The random state of the CPU and of the model's device is left as it was.
+
+    Args:
+        begin: Makes what the model reads of a prompt: `document_start`, if not given, or `message_start`.
 
     Returns:
-        Prompt, continuation and the settings in words.
+        Prompt as the model reads it, continuation and the settings in words.
     """
+    begin = begin or document_start
     was_training = model.training
     model.eval()
     samples = []
@@ -43,7 +49,9 @@ def make_samples(
         with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
             torch.manual_seed(seed)
             for prompt in prompts:
-                prompt_ids = document_start(tokenizer, prompt).to(model.device)
+                prompt_ids = begin(tokenizer, prompt).to(model.device)
+                if begin is message_start:
+                    prompt = str(tokenizer.decode(prompt_ids[0]))
                 output = cast(Any, model).generate(
                     prompt_ids,
                     attention_mask=torch.ones_like(prompt_ids),
@@ -89,3 +97,9 @@ def document_start(tokenizer: PreTrainedTokenizerFast, prompt: str) -> torch.Ten
     if not start and not ids:
         raise UserError("the prompt is empty and the tokenizer has no start token (bos_token): give a prompt")
     return torch.tensor([[*start, *ids]])
+
+
+def message_start(tokenizer: PreTrainedTokenizerFast, prompt: str) -> torch.Tensor:
+    """Ids of a conversation in which the prompt is the user's message and the assistant is to speak, (1, T)."""
+    messages = [{"role": "user", "content": prompt}]
+    return torch.tensor([tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)])

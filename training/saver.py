@@ -1,7 +1,7 @@
 """When the loop saves: it stands still for a copy of the state, and a thread writes it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,7 +17,7 @@ from tercet.training.errors import UserError
 from tercet.training.recipe import TrainingSection
 from tercet.training.retention import Retention
 from tercet.training.run_state import RunState
-from tercet.training.saving import CheckpointWriter, WriteModel, raise_failure
+from tercet.training.saving import CheckpointWriter, Measure, WriteModel, raise_failure
 from tercet.training.snapshot import SnapshotTaker
 
 # Before a save has been seen: weights and two moments at the speed of a slow disk.
@@ -37,6 +37,7 @@ class Saver:
         accelerator: All of its processes make a Saver and call its methods at the same steps.
         agreement: Between them.
         write_model: Writes the folder that transformers loads.
+        on_written: Called in the main process, in another thread, with every checkpoint that is whole.
 
     Attributes:
         newest: The newest checkpoint, which may still be on its way to the disk.
@@ -54,11 +55,12 @@ class Saver:
         accelerator: Accelerator,
         agreement: Agreement,
         write_model: WriteModel,
+        on_written: Callable[[Path], None] | None = None,
     ) -> None:
         self._output_dir, self._agreement, self._is_main = output_dir, agreement, accelerator.is_main_process
         self._taker = SnapshotTaker(model, optimizers, accelerator, average)
         retention = Retention(training.keep_last, training.keep_every, training.keep_best)
-        self._writer = CheckpointWriter(output_dir, write_model, retention)
+        self._writer = CheckpointWriter(output_dir, write_model, retention, on_written)
         self._guess_s = (
             sum(parameter.numel() for parameter in model.parameters())
             * _GUESSED_BYTES_PER_PARAMETER
@@ -82,8 +84,11 @@ class Saver:
         """Whether a checkpoint could not be written; known to the main process alone."""
         return self._writer.error is not None
 
-    def save(self, state: RunState, *, is_final: bool) -> None:
+    def save(self, state: RunState, *, is_final: bool, measure: Measure | None = None) -> None:
         """Copy the state, and let it be written; `is_final` waits until it is on the disk.
+
+        Args:
+            measure: Says what was measured up to this state; called in another thread.
 
         Raises:
             UserError: This one, or the one before, could not be written.
@@ -95,7 +100,7 @@ class Saver:
         snapshot = self._taker.take(state)
         self._longest_copy_s = max(self._longest_copy_s, time.perf_counter() - copying)
         if snapshot is not None:
-            self._writer.start(snapshot)
+            self._writer.start(snapshot, measure)
         self.newest = checkpoint_path(self._output_dir, state.step)
         if is_final:
             self._writer.finish()

@@ -26,11 +26,15 @@ from tercet.training.checkpoints import (
 )
 from tercet.training.errors import UserError
 from tercet.training.manifest import write_manifest
+from tercet.training.results import RESULTS_NAME, RunResults
 from tercet.training.retention import Retention
 from tercet.training.snapshot import Snapshot
 
 WriteModel = Callable[[Path, dict[str, torch.Tensor]], None]
 """Writes the folder that transformers loads, from weights as `state_dict` names them."""
+
+Measure = Callable[[], RunResults]
+"""Says what was measured up to a checkpoint."""
 
 
 class CheckpointWriter:
@@ -40,14 +44,22 @@ class CheckpointWriter:
         output_dir: Of the run.
         write_model: Called in the thread.
         retention: Applied once a checkpoint is whole.
+        on_written: Called in the thread with a whole checkpoint, before older ones are removed.
 
     Attributes:
         error: Of the last checkpoint, if it could not be written.
         longest_s: Seconds that the slowest one took.
     """
 
-    def __init__(self, output_dir: Path, write_model: WriteModel, retention: Retention) -> None:
+    def __init__(
+        self,
+        output_dir: Path,
+        write_model: WriteModel,
+        retention: Retention,
+        on_written: Callable[[Path], None] | None = None,
+    ) -> None:
         self._output_dir, self._write_model, self._retention = output_dir, write_model, retention
+        self._on_written = on_written
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
         self.longest_s = 0.0
@@ -57,11 +69,15 @@ class CheckpointWriter:
         """Whether one is being written."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, snapshot: Snapshot) -> None:
-        """Begin to write. The one before must have ended: its memory is the snapshot's."""
+    def start(self, snapshot: Snapshot, measure: Measure | None = None) -> None:
+        """Begin to write. The one before must have ended: its memory is the snapshot's.
+
+        Args:
+            measure: Called in the thread; what it returns is written beside the weights.
+        """
         assert not self.is_busy, "a snapshot was taken while another was being written"
         # A daemon: a second Ctrl-C ends the process at once, and what is half-written has another name.
-        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="tercet-save", daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(snapshot, measure), name="tercet-save", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
@@ -82,10 +98,12 @@ class CheckpointWriter:
             f"command again, which goes on from {kept[-1].name if kept else 'the start'}"
         )
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, snapshot: Snapshot, measure: Measure | None) -> None:
         started = time.perf_counter()
         try:
-            write_checkpoint(self._output_dir, snapshot, self._write_model)
+            folder = write_checkpoint(self._output_dir, snapshot, self._write_model, measure)
+            if self._on_written is not None:
+                self._on_written(folder)
             remove_old(self._output_dir, self._retention, snapshot.state.best_step)
         except BaseException as error:
             self.error = error
@@ -99,7 +117,9 @@ def raise_failure(message: str, error: BaseException | None) -> None:
     raise UserError(message) from error
 
 
-def write_checkpoint(output_dir: Path, snapshot: Snapshot, write_model: WriteModel) -> Path:
+def write_checkpoint(
+    output_dir: Path, snapshot: Snapshot, write_model: WriteModel, measure: Measure | None = None
+) -> Path:
     """Write one checkpoint, whole or not at all.
 
     It is written under another name, described by a manifest, synced and renamed.
@@ -110,6 +130,8 @@ def write_checkpoint(output_dir: Path, snapshot: Snapshot, write_model: WriteMod
     try:
         (temporary / STATE).mkdir(parents=True)
         write_model(temporary, snapshot.weights)
+        if measure is not None:
+            measure().save(temporary / RESULTS_NAME)
         _write_state(temporary / STATE, snapshot)
         make_readable(temporary)
         write_manifest(temporary, STATE)

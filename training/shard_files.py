@@ -31,6 +31,7 @@ class ShardWriter:
         self.documents_read = self.num_tokens = 0
         self._data_dir, self._dtype = data_dir, np.dtype(dtype)
         self._lengths, self._bytes, self._split, self._source = array("q"), array("q"), array("B"), array("i")
+        self._label_bytes = array("q")
         self._counts: dict[str, Counter[str]] = {}
         self._place: dict[str, int] = {}
         self._labels: _LabelRuns | None = None
@@ -55,10 +56,11 @@ class ShardWriter:
         self._length += len(tokens)
         self.num_tokens += len(tokens)
 
-    def end_text(self, split: int, num_bytes: int, source: str) -> None:
+    def end_text(self, split: int, num_bytes: int, num_label_bytes: int, source: str) -> None:
         """The text is whole: note it as a document of its split."""
         self._lengths.append(self._length)
         self._bytes.append(num_bytes)
+        self._label_bytes.append(num_label_bytes)
         self._split.append(split)
         counts = self._counts_of(source)
         self._source.append(self._place[source])
@@ -84,6 +86,7 @@ class ShardWriter:
             documents_read=self.documents_read,
             lengths=np.frombuffer(self._lengths, dtype=np.int64),
             bytes=np.frombuffer(self._bytes, dtype=np.int64),
+            label_bytes=None if self._labels is None else np.frombuffer(self._label_bytes, dtype=np.int64),
             split=np.frombuffer(self._split, dtype=np.uint8),
             source=np.frombuffer(self._source, dtype=np.int32),
             report={source: SourceReport(**counts) for source, counts in self._counts.items()},
@@ -151,6 +154,7 @@ def write_index(data_dir: Path, index: ShardIndex) -> None:
         "report": {source: asdict(counts) for source, counts in index.report.items()},
         **({"has_labels": True} if index.has_labels else {}),
     }
+    columns: dict[str, Any] = {} if index.label_bytes is None else {"label_bytes": index.label_bytes}
     buffer = io.BytesIO()
     np.savez(
         buffer,
@@ -159,6 +163,7 @@ def write_index(data_dir: Path, index: ShardIndex) -> None:
         bytes=index.bytes,
         split=index.split,
         source=index.source,
+        **columns,
     )
     write_file(data_dir / f"{index.name}.npz", buffer.getvalue())
 

@@ -71,6 +71,7 @@ class _End(NamedTuple):
     Attributes:
         split: Of the text; None stores nothing.
         num_bytes: Of the text in UTF-8.
+        num_label_bytes: Of them, those that labels stand for.
         is_label: Whether the end of text behind it is a label.
         source: Of the document.
         count: Under which the document counts, if this is the last of it; None if more of it follows.
@@ -80,6 +81,7 @@ class _End(NamedTuple):
 
     split: int | None
     num_bytes: int
+    num_label_bytes: int
     is_label: bool
     source: str
     count: str | None
@@ -290,7 +292,7 @@ class _Preparation:
                     continue
                 if item.split is not None:
                     shard.add_tokens(self.end, item.is_label)
-                    shard.end_text(item.split, item.num_bytes, item.source)
+                    shard.end_text(item.split, item.num_bytes, item.num_label_bytes, item.source)
                 if item.count is not None:
                     shard.end_document(item.source, item.count)
                     self.content.update(item.hashed)
@@ -317,22 +319,23 @@ class _Preparation:
             text, source, is_plain = document.text, document.source, document.segments is None
             end = (_hashed(digest, document), len(text))
             if not kept:
-                yield _End(None, 0, True, source, "duplicates_dropped" if text else "empty_dropped", *end)
+                yield _End(None, 0, 0, True, source, "duplicates_dropped" if text else "empty_dropped", *end)
             elif by_tail:
                 head, tail = split_tail(text, fraction)
+                head_bytes, tail_bytes = _num_bytes(head), _num_bytes(tail)
                 if head:
                     yield from self._pieces(head, document)
-                    yield _End(TRAIN, _num_bytes(head), True, source, None if tail else "documents", *end)
+                    yield _End(TRAIN, head_bytes, head_bytes, True, source, None if tail else "documents", *end)
                 if tail:
                     yield from self._pieces(tail, document)
-                    yield _End(VALIDATION, _num_bytes(tail), True, source, "documents", *end)
+                    yield _End(VALIDATION, tail_bytes, tail_bytes, True, source, "documents", *end)
             else:
                 if is_plain and len(text) <= PIECE_CHARS:  # nearly all of them: no generator for one piece
                     yield Piece(text)
                 else:
                     yield from self._pieces(text, document)
                 split = VALIDATION if digest_is_validation(digest, fraction) else TRAIN
-                yield _End(split, _num_bytes(text), is_plain, source, "documents", *end)
+                yield _End(split, _num_bytes(text), _num_label_bytes(document), is_plain, source, "documents", *end)
 
     def finish(self, skips: SkipReport | None) -> None:
         """Write the manifest, which makes the shards a set; nothing to do if it is the one that stands there.
@@ -394,6 +397,13 @@ def _hashed(digest: bytes, document: Document) -> bytes:
 
 def _num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8"))
+
+
+def _num_label_bytes(document: Document) -> int:
+    """Bytes that the model itself is to write; a special token of the template is no text."""
+    if document.segments is None:
+        return _num_bytes(document.text)
+    return sum(_num_bytes(s.text) for s in document.segments if s.is_label and not s.is_template)
 
 
 def _drained(reads: list[_Read]) -> Iterator[_Read]:

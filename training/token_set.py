@@ -4,7 +4,7 @@ A folder of prepared data holds `manifest.json`, written last, and for each shar
 the tokens of its documents one after another, each document ended by the end-of-text token; and `shard-00000.npz`, the
 index: for each document its length, its UTF-8 bytes, the position of its source among the shard's sources, and whether
 it trains (0) or validates (1). Where tokens are no labels, as a conversation's template and its questions are none,
-`shard-00000.labels` holds a bit for each token of the shard.
+`shard-00000.labels` holds a bit for each token of the shard, and the index how many bytes of each document are labels.
 """
 
 import json
@@ -58,6 +58,7 @@ class TokenSet:
     Attributes:
         document_lengths: Stored tokens of each document, its end-of-text included, int64 (documents,).
         document_bytes: UTF-8 bytes of each document's text, int64 (documents,).
+        document_label_bytes: Of them, those that labels stand for: of a conversation, what the assistant says.
         document_sources: Position in `sources` of each document's source, int32 (documents,).
         sources: Labels of the sources, sorted.
     """
@@ -68,6 +69,12 @@ class TokenSet:
         self.document_bytes = _joined([index.bytes[c] for index, c in zip(indexes, chosen, strict=True)])
         self.sources = sorted({source for index in indexes for source in index.report})
         positions = [np.array([self.sources.index(s) for s in index.report], np.int64) for index in indexes]
+        self.document_label_bytes = _joined(
+            [
+                (index.bytes if index.label_bytes is None else index.label_bytes)[c]
+                for index, c in zip(indexes, chosen, strict=True)
+            ]
+        )
         self.document_sources = _joined(
             [p[index.source[c]] for p, index, c in zip(positions, indexes, chosen, strict=True)], np.int32
         )
@@ -116,6 +123,11 @@ class TokenSet:
     def num_bytes(self) -> int:
         """UTF-8 bytes of the text; an end-of-text token stands for none."""
         return int(self.document_bytes.sum())
+
+    @property
+    def num_label_bytes(self) -> int:
+        """UTF-8 bytes of the text that labels stand for; all of it but where conversations are."""
+        return int(self.document_label_bytes.sum())
 
     def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
         """Stored tokens start <= t < stop of a document: a read-only view, uint16 or uint32, (stop - start,).
@@ -168,6 +180,7 @@ class ShardIndex:
         lengths, bytes, split: int64, int64, uint8, each (stored documents,).
         source: Position of each document's source in `report`, int32 (stored documents,).
         report: Counts of this shard by source.
+        label_bytes: Of `bytes`, those that labels stand for, int64 (stored documents,); None: all.
         has_labels: Whether a .labels file says which of its tokens are labels; otherwise all are.
     """
 
@@ -181,6 +194,7 @@ class ShardIndex:
     source: np.ndarray
     report: dict[str, SourceReport]
     has_labels: bool = False
+    label_bytes: np.ndarray | None = None
 
     @classmethod
     def load(cls, data_dir: Path, name: str, dtype: str) -> Self:
@@ -193,7 +207,8 @@ class ShardIndex:
         try:
             with np.load(path) as arrays:
                 meta = json.loads(arrays["meta"].tobytes())
-                columns = {column: arrays[column] for column in ("lengths", "bytes", "split", "source")}
+                names = ("lengths", "bytes", "split", "source", *(["label_bytes"] if meta.get("has_labels") else []))
+                columns = {column: arrays[column] for column in names}
             size = tokens.stat().st_size
             num_tokens = int(columns["lengths"].sum())
             label_bytes = tokens.with_suffix(LABELS_SUFFIX).stat().st_size if meta.get("has_labels") else None

@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from tercet.modeling import GroupedIntegers, TercetConfig, TercetForCausalLM, TercetSlidingLayer, count_common_tokens
 
@@ -151,7 +160,7 @@ def test_compiled_answers_are_the_same(chat, untrained, monkeypatch):
 
 
 class TestNoRoom:
-    """Learned positions end; a conversation that comes there goes on after /reset."""
+    """A conversation longer than the model's context forgets its oldest turns, and never its system message."""
 
     @pytest.fixture
     def folder(self, untrained):
@@ -159,19 +168,40 @@ class TestNoRoom:
         config = TercetConfig(**SIZES, position_embedding_type="learned", max_position_embeddings=100)
         return untrained(TercetForCausalLM(config))
 
-    def test_a_later_message_is_refused_and_the_chat_goes_on(self, chat, folder):
-        shown, calls = chat(folder, ["hello", "a message that is too long " * 3, "/reset", "hello"])
-        assert shown.code == 0
-        assert shown.err.count("100 learned positions") == 1
-        assert "/reset" in shown.err.splitlines()[-1]
-        first, last = turns_of(calls)
-        assert first == last
+    def test_the_oldest_turns_are_forgotten(self, chat_without_keeping, folder):
+        shown, calls = chat_without_keeping(folder, ["first", "second", "third"], "--system", "Be brief.")
+        assert shown.code == 0, shown.err
+        assert "at most 100 tokens; the oldest 2 messages are forgotten" in shown.err
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        last = tokenizer.decode(turns_of(calls)[-1][0])
+        assert "third" in last and "<|im_start|>user\nfirst" not in last
+        assert last.startswith("<|im_start|>system\nBe brief.<|im_end|>")
+        assert max(sum(len(ids) for ids in turn) for turn in turns_of(calls)) <= 100
 
-    def test_the_first_message_ends_it(self, chat, folder):
+    def test_answers_after_forgetting_are_those_of_what_is_left(self, chat, chat_without_keeping, folder):
+        lines = ["first", "second", "third", "fourth"]
+        kept, _ = chat(folder, lines)
+        plain, calls = chat_without_keeping(folder, lines)
+        assert kept.out == plain.out
+        assert kept.err.count("are forgotten") >= 2
+        for prompt, *tokens in turns_of(calls):
+            assert len(prompt) + len(tokens) <= 100
+
+    def test_an_answer_is_as_long_as_there_is_room(self, chat, folder):
+        # Without a row of its own in the tied head, no end is ever the likeliest token.
+        weights = load_file(folder / "model.safetensors")
+        weights["model.embed_tokens.weight"][:4] = 0
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         shown, calls = chat(folder, ["hello"], "--max-new-tokens", 500)
-        assert shown.code == 2
-        assert "100 learned positions" in shown.err
-        assert not calls
+        assert shown.code == 0, shown.err
+        ((prompt, *tokens),) = turns_of(calls)
+        assert len(prompt) + len(tokens) + 1 == 100  # the last one is shown and not read
+
+    def test_a_message_that_is_too_long_is_not_sent(self, chat, folder):
+        shown, calls = chat(folder, ["a message that is too long " * 9, "hello"])
+        assert shown.code == 0, shown.err
+        assert "do not fit into the model's 100: shorten the message" in shown.err
+        assert len(turns_of(calls)) == 1
 
 
 def test_a_template_without_system_messages_says_so(chat, untrained):

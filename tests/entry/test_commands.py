@@ -12,13 +12,13 @@ from small_runs import small_settings
 def test_help_names_every_command(tercet):
     shown = tercet("--help")
     assert shown.code == 0
-    for command in ("demo", "train", "tokenizer", "data", "eval", "generate", "chat", "card", "info"):
+    for command in ("demo", "train", "tokenizer", "data", "eval", "generate", "chat", "card", "push", "info"):
         assert command in shown.out
 
 
 @pytest.mark.parametrize(
     "command", [["demo"], ["train"], ["tokenizer", "train"], ["data", "prepare"], ["eval"], ["generate"], ["chat"],
-                ["card"], ["info"]],
+                ["card"], ["push"], ["info"]],
 )  # fmt: skip
 def test_every_command_explains_itself(tercet, command):
     shown = tercet(*command, "--help")
@@ -63,11 +63,21 @@ def test_eval_agrees_with_the_run_and_is_noted(tercet, checkpoint, tmp_path):
     assert "noted in" in shown.out
 
 
-def test_eval_on_other_text(tercet, checkpoint, tmp_path):
+def test_eval_on_other_text_is_noted_beside_the_runs_own(tercet, checkpoint, tmp_path):
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    before = json.loads((copy / "results.json").read_text())["evaluation"]
     (tmp_path / "other.txt").write_text("Some other text, twice. Some other text, twice.")
-    shown = tercet("eval", checkpoint, "--data", tmp_path / "other.txt")
-    assert shown.code == 0, shown.err
-    assert "on 47 bytes" in shown.out
+    for options in (["--data", tmp_path / "other.txt"], ["--data", tmp_path / "other.txt"], ["--context", 16]):
+        shown = tercet("eval", copy, *options)
+        assert shown.code == 0, shown.err
+    record = json.loads((copy / "results.json").read_text())
+    assert record["evaluation"] == before
+    assert [(text["name"], text["context"]) for text in record["texts"]] == [("other.txt", 32), ("held-out text", 16)]
+    assert record["texts"][0]["num_bytes"] == 47
+    assert str(tmp_path) not in (copy / "results.json").read_text()
+    assert tercet("card", copy).code == 0
+    row = f"| other.txt | {record['texts'][0]['bits_per_byte']:.4f} |"
+    assert row in (copy / "README.md").read_text()
 
 
 def test_info_tells_weights_from_hyperparameters(tercet, checkpoint):

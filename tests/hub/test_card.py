@@ -107,6 +107,33 @@ def test_the_recipe_declares_licence_and_name(folder: Path) -> None:
     assert 'name = "verse"' in text  # still what the reader loads
 
 
+def test_a_model_that_began_as_another_names_it(folder: Path) -> None:
+    chat = "model: {from_checkpoint: 'hf://poet/terza@v1'}\ndata: {sources: [{path: a, messages_column: messages}]}\n"
+    (folder / "recipe.yaml").write_text(chat)
+    card = ModelCard(build_card(folder))
+    assert card.data.base_model == "poet/terza"
+    assert card.data.tags == ["tercet", "custom_code", "conversational"]
+    assert "answer as the assistant does" in card.text
+    (folder / "recipe.yaml").write_text("model: {from_checkpoint: out/base}\ndata: {path: poems.txt}\n")
+    card = ModelCard(build_card(folder))
+    assert card.data.get("base_model") is None
+    assert "continues text" in card.text
+
+
+def test_other_text_and_tasks_stand_in_front_matter_and_tables(folder: Path) -> None:
+    text = {**RESULTS["evaluation"], "name": "news.txt", "context": 128, "date": RESULTS["date"], "bits_per_byte": 1.75}
+    row = {"task": "arc", "metric": "acc", "value": 0.25, "num_fewshot": 0, "num_documents": 10, "limit": 10}
+    tasks = {"harness": "lm-eval 1", "date": RESULTS["date"], "limit": 10, "results": [row]}
+    (folder / "results.json").write_text(json.dumps(copy_results(texts=[text], tasks=tasks)))
+    card = ModelCard(build_card(folder))
+    measured = {(item.dataset_name, item.metric_type): item.metric_value for item in card.data.eval_results}
+    assert measured["news.txt", "bits_per_byte"] == 1.75
+    assert measured["arc", "acc"] == 0.25
+    assert "| news.txt | 1.7500 | 2.5000 | 12.18 | 300 | 1,000 | 128 |" in card.text
+    assert "| arc | acc | 0.2500 | 10 (at most 10) | 0 |" in card.text
+    assert "Beside the other text and the tasks named there, nothing else was measured" in card.text
+
+
 def test_one_hub_source_is_named_as_a_dataset(folder: Path) -> None:
     data = {**RESULTS["data"], "sources": [{"name": "wiki", "documents": 1, "bytes": 1, "hub_id": "org/wiki"}]}
     (folder / "results.json").write_text(json.dumps(copy_results(data=data)))
@@ -117,8 +144,9 @@ def test_one_hub_source_is_named_as_a_dataset(folder: Path) -> None:
 
 def test_the_hubs_own_renderer_gives_the_same_card(folder: Path) -> None:
     config, recipe, results = card_module._read(folder)
-    context = card_module._context(folder, "verse", None, config, recipe, results, None)
-    data = card_module._card_data("verse", config, results, None)
+    origin, loading = card_module.Origin(), card_module.Loading()
+    context = card_module.card_context(folder, "verse", None, config, recipe, origin, results, None, loading)
+    data = card_module.card_data("verse", config, origin, results, None)
     assert isinstance(data, ModelCardData)
     theirs = ModelCard.from_template(data, template_path=str(card_module.template_path()), **context)
     assert theirs.text.strip() == ModelCard(build_card(folder)).text.strip()

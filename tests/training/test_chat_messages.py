@@ -126,7 +126,8 @@ def test_an_answer_that_changes_when_more_follows_is_refused():
         (None, "holds a NoneType, not a list of messages"),
         ([], "holds an empty conversation"),
         (["Hi"], r"has a message 0 without a 'role' \(str\)"),
-        ([{"from": "human", "value": "Hi"}], r"message 0 without a 'role' \('from', 'value'\)\. Write messages as"),
+        ([{"from": "human", "text": "Hi"}], r"message 0 without a 'role' \('from', 'text'\)\. Write messages as"),
+        ([{"from": "human", "value": "Hi"}], "has no message of the assistant"),
         (CHAT[:2], "has no message of the assistant"),
         ([CHAT[1], {"role": "bot", "content": "x"}], "refused by the chat template: Message 1 has the role 'bot'"),
         ([CHAT[1], {"role": "assistant", "content": None}], "refused by the chat template: Message 1 has no text"),
@@ -136,6 +137,12 @@ def test_what_is_no_conversation(messages: object, message: str):
     with pytest.raises(RowError, match=message) as caught:
         render_messages(messages, tercet_chat_format())
     assert "\n" not in str(caught.value)
+
+
+def test_messages_in_the_keys_of_sharegpt_are_the_same():
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    shared = [{"from": names[message["role"]], "value": message["content"]} for message in CHAT]
+    assert render_messages(shared, tercet_chat_format()) == render_messages(CHAT, tercet_chat_format())
 
 
 def test_a_source_of_conversations(tmp_path: Path, small_tokenizer):

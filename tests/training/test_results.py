@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from tercet.training.results import (
     Sample,
     Source,
     Split,
+    TaskResult,
+    Tasks,
     TokenizerFacts,
     Training,
     write_atomically,
@@ -126,3 +129,20 @@ def test_hardware_is_this_machine() -> None:
     versions = hardware.versions()
     assert versions.python == platform.python_version()
     assert versions.torch.split("+")[0] == torch.__version__.split("+")[0]
+
+
+def test_tasks_of_one_harness_are_kept_side_by_side() -> None:
+    def tasks(harness: str, *rows: tuple[str, float, int]) -> Tasks:
+        results = [
+            TaskResult(task=task, metric="acc", value=value, num_fewshot=shots, num_documents=3)
+            for task, value, shots in rows
+        ]
+        return Tasks(harness=harness, date=datetime(2026, 1, 2, tzinfo=UTC), results=results)
+
+    earlier = tasks("lm-eval 1", ("a", 0.1, 0), ("b", 0.2, 0))
+    now = tasks("lm-eval 1", ("b", 0.3, 0), ("b", 0.4, 5))
+    kept = [(row.task, row.value) for row in now.beside(earlier).results]
+    assert kept == [("a", 0.1), ("b", 0.3), ("b", 0.4)]
+    assert now.beside(None) == now
+    assert tasks("lm-eval 2", ("c", 0.5, 0)).beside(earlier).results[0].task == "c"
+    assert len(tasks("lm-eval 2", ("c", 0.5, 0)).beside(earlier).results) == 1

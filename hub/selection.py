@@ -1,0 +1,218 @@
+"""What of a checkpoint folder is published: files that are named here, and no others.
+
+A run's folder holds much that is nobody else's: optimizer states, random states, the prepared text, locks. What is not
+in the table below stays at home, whatever else lies in the folder.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from tercet.training.atomic import write_atomically
+from tercet.training.curve import METRICS_NAME, plot_losses
+from tercet.training.errors import UserError
+from tercet.training.results import RESULTS_NAME, RunResults
+
+CARD_NAME = "README.md"
+CURVE_NAME = "loss.png"
+RECIPE_NAME = "recipe.yaml"
+CONFIG_NAME = "config.json"
+INDEX_NAME = "model.safetensors.index.json"
+_CHECKPOINTS = "checkpoints"
+
+_WHAT = (
+    (CARD_NAME, "card"),
+    (CONFIG_NAME, "config"),
+    ("generation_config.json", "generation settings"),
+    ("model.safetensors", "weights"),
+    ("model-*.safetensors", "weights"),
+    (INDEX_NAME, "weights"),
+    ("*_tercet.py", "code"),
+    ("tokenizer.json", "tokenizer"),
+    ("tokenizer_config.json", "tokenizer"),
+    ("special_tokens_map.json", "tokenizer"),
+    ("chat_template.jinja", "tokenizer"),
+    ("vocab.json", "tokenizer"),
+    ("merges.txt", "tokenizer"),
+    (RECIPE_NAME, "recipe"),
+    (RESULTS_NAME, "measurements"),
+    (METRICS_NAME, "metrics"),
+    (CURVE_NAME, "curve"),
+    ("LICENSE*", "licence"),
+    ("NOTICE*", "licence"),
+)
+_RECORD = ("recipe", "measurements", "metrics", "curve", "licence")
+# Never published, not even when asked for: what only the run itself can use, or what tells about the machine.
+_PRIVATE_FOLDERS = ("state", _CHECKPOINTS, "data", "trackers")
+_PRIVATE_NAMES = ("optimizer*", "rng*", "scheduler*", "training_args*", "run.json", "*.lock", "*.pt", "*.pth", "*.pkl")
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """A file as it will be on the Hub.
+
+    Attributes:
+        path: In the repository, with forward slashes.
+        source: The file that holds its content.
+        what: What it is, in a word or two.
+    """
+
+    path: str
+    source: Path
+    what: str
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.source.stat().st_size
+
+
+def what_is(name: str) -> str | None:
+    """What a file at the top of a checkpoint is; None if it is none of a checkpoint's published ones."""
+    return next((what for pattern, what in _WHAT if fnmatchcase(name, pattern)), None)
+
+
+def published_files(folder: Path) -> list[PublishedFile]:
+    """All files below a staged folder, weights last, so that what is small is seen first."""
+    files = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            relative = path.relative_to(folder).as_posix()
+            files.append(PublishedFile(relative, path, what_is(path.name) or "included"))
+    return sorted(files, key=lambda file: (file.what == "weights", file.path != CARD_NAME, file.path))
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Refuse a folder that is no whole checkpoint of a run.
+
+    Raises:
+        UserError: Names what is missing.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: give a checkpoint folder that `tercet train` wrote")
+    for name in (CONFIG_NAME, RECIPE_NAME):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} has no {name}, so it is no Tercet checkpoint: give what `tercet train` wrote")
+    needed = ["tokenizer.json", "tokenizer_config.json", *_weight_names(folder), *_code_names(folder)]
+    if not (folder / RESULTS_NAME).is_file():
+        raise UserError(
+            f"{folder} has no {RESULTS_NAME}, so nothing is known of what was measured: give the folder of a finished "
+            "run, or a checkpoint that this version wrote"
+        )
+    for name in needed:
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} has no {name}, so it is not whole: train again, or copy the folder again")
+
+
+def _weight_names(folder: Path) -> list[str]:
+    """The files that `from_pretrained` reads: one, or those of the index."""
+    index = folder / INDEX_NAME
+    if (folder / "model.safetensors").is_file() or not index.is_file():
+        return ["model.safetensors"]
+    try:
+        shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} is no index of weights: save the model again") from error
+    return [INDEX_NAME, *shards]
+
+
+def _code_names(folder: Path) -> list[str]:
+    """The code that the config names, by which readers load it."""
+    try:
+        config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
+        return sorted({f"{target.split('.')[0]}.py" for target in (config.get("auto_map") or {}).values()})
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{folder / CONFIG_NAME} is not JSON ({error}): save the model again") from None
+
+
+def stage(folder: Path, target: Path, *, include: Iterable[str] = ()) -> None:
+    """Put what is published of a checkpoint into a folder of its own, but for the card.
+
+    Large files are links to those of the checkpoint. A checkpoint inside a run (`RUN/checkpoints/step-...`) gets the
+    run's metrics up to its step; a curve is drawn where there is none.
+
+    Args:
+        target: Made if missing.
+        include: Further files of the folder, as names or patterns.
+
+    Raises:
+        UserError: A pattern matches nothing, or what is never published.
+    """
+    weights = _weight_names(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.iterdir()):
+        what = what_is(path.name)
+        if not path.is_file() or what is None or path.name in (CARD_NAME, METRICS_NAME):
+            continue
+        if what != "weights" or path.name in weights:
+            _place(path, target / path.name)
+    for path in _included(folder, include):
+        _place(path, target / path.relative_to(folder))
+    _stage_metrics(folder, target)
+
+
+def stage_record(folder: Path, target: Path) -> None:
+    """Of a checkpoint, what tells how its weights came about: for an export, whose model files are others."""
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and what_is(path.name) in _RECORD and path.name != METRICS_NAME:
+            _place(path, target / path.name)
+    _stage_metrics(folder, target)
+
+
+def _place(path: Path, destination: Path) -> None:
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    if what_is(path.name) == "weights":
+        destination.symlink_to(path.resolve())
+    else:  # small, and may be changed on its way
+        shutil.copyfile(path, destination)
+
+
+def _included(folder: Path, patterns: Iterable[str]) -> Iterator[Path]:
+    for pattern in patterns:
+        if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts:
+            raise UserError(f"--include {pattern} leads out of {folder}: name files inside it")
+        found = [path for path in sorted(folder.glob(pattern)) if path.is_file()]
+        if not found:
+            raise UserError(f"--include {pattern} matches no file in {folder}: name files inside it")
+        for path in found:
+            relative = path.relative_to(folder)
+            if _is_private(relative):
+                raise UserError(f"--include {pattern} names {relative}, which is the run's own and never published")
+            if what_is(path.name) is None or len(relative.parts) > 1:
+                yield path
+
+
+def _is_private(relative: Path) -> bool:
+    return (
+        relative.parts[0] in _PRIVATE_FOLDERS
+        or any(part.startswith(".") for part in relative.parts)
+        or any(fnmatchcase(relative.name, pattern) for pattern in _PRIVATE_NAMES)
+    )
+
+
+def _stage_metrics(folder: Path, target: Path) -> None:
+    """The metrics up to the checkpoint's step, and their curve: the run may have gone on since."""
+    metrics = folder / METRICS_NAME
+    if not metrics.is_file() and folder.resolve().parent.name == _CHECKPOINTS:
+        metrics = folder.resolve().parent.parent / METRICS_NAME
+    if not metrics.is_file():
+        return
+    last_step = RunResults.load(folder / RESULTS_NAME).training.num_steps
+    kept, has_loss = [], False
+    for line in metrics.read_text("utf-8").splitlines():
+        try:
+            record = json.loads(line)
+            is_kept = int(record["step"]) <= last_step
+        except (ValueError, KeyError, TypeError):  # torn by a kill
+            continue
+        if is_kept:
+            kept.append(line + "\n")
+            has_loss = has_loss or "loss_nats" in record
+    if not has_loss:  # nothing was logged yet
+        return
+    write_atomically(target / METRICS_NAME, "".join(kept).encode())
+    if not (target / CURVE_NAME).is_file():
+        plot_losses(target / METRICS_NAME, target / CURVE_NAME)
