@@ -53,6 +53,14 @@ def small_tokenizer(small_corpus) -> "PreTrainedTokenizerFast":
 
 
 @pytest.fixture(scope="session")
+def wheel_environment(root, tmp_path_factory) -> Path:
+    """A new virtual environment that holds the wheel and, by a path entry, the libraries of this one."""
+    from installed_wheel import install_wheel
+
+    return install_wheel(root, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Larger real corpora, where the checkout has them beside it."""
     folder = ROOT.parent / "shared" / "data"

@@ -1,0 +1,112 @@
+"""Renders a trace as one HTML file that needs nothing else: `page/` is the template, the trace its data."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from importlib import resources
+
+from tercet.explorer.packing import PackedArray
+from tercet.explorer.page_data import PRECISIONS, Precision, arrays, facts
+from tercet.explorer.record import Trace
+
+DEFAULT_MAX_BYTES = 4_900_000
+
+STYLES = ("style.css", "parts.css")
+SCRIPTS = (
+    "arrays.js",
+    "core.js",
+    "strips.js",
+    "tokens.js",
+    "block.js",
+    "block_parts.js",
+    "attention.js",
+    "timeline.js",
+    "player.js",
+    "mlp.js",
+    "predictions.js",
+    "weights.js",
+    "main.js",
+)
+LANGUAGES = ("en", "zh")
+
+
+def render(trace: Trace, *, max_bytes: int = DEFAULT_MAX_BYTES, form_action: str | None = None) -> str:
+    """One self-contained page: no network, no script but its own, every text of the model inserted as text.
+
+    Args:
+        max_bytes: Arrays are packed less precisely, then left out with a word in their place, until the page fits. What
+            no precision can shrink (the text itself, the vocabulary) may still exceed it.
+        form_action: Where a box for another prompt sends it, by POST, as `prompt` and `new_tokens`; None for no box.
+    """
+    page = ""
+    for precision in PRECISIONS:
+        page = _page(trace, precision, form_action)
+        if len(page.encode()) <= max_bytes:
+            break
+    return page
+
+
+def _page(trace: Trace, precision: Precision, form_action: str | None) -> str:
+    packed = arrays(trace, precision)
+    data = facts(trace, precision)
+    data["arrays"] = {name: {"kind": a.kind, "shape": a.shape, "bits": a.bits} for name, a in packed.items()}
+    data["form_action"] = form_action
+    style = "\n".join(_source(name) for name in STYLES)
+    script = "(() => {\n'use strict';\n" + "\n".join(_source(name) for name in SCRIPTS) + "\n})();"
+    parts = {
+        "CSP": _policy(style, script, form_action),
+        "TITLE": html.escape(_writable(f"{trace.model.name}: {trace.prompt[:60]}")),
+        "STYLE": style,
+        "SCRIPT": script,
+        "STRINGS": _json({language: json.loads(_source(f"{language}.json")) for language in LANGUAGES}),
+        "FACTS": _json(data),
+        "ARRAYS": "\n".join(_array_element(name, array) for name, array in packed.items()),
+    }
+    # One pass: what is put in is not searched again, so a prompt that spells a placeholder stays a prompt.
+    return re.sub(r"@@([A-Z]+)@@", lambda match: parts[match[1]], _source("page.html"))
+
+
+def _source(name: str) -> str:
+    return resources.files("tercet.explorer").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _writable(text: str) -> str:
+    """Lone surrogates, which no file can hold, as question marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _json(value: object) -> str:
+    """JSON for a script element: no `<`, so that nothing in it can end the element or begin a comment.
+
+    Raises:
+        ValueError: If a number is not finite; JSON has no word for it.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # A lone surrogate cannot be written as UTF-8, and JSON.parse takes its escape.
+    text = re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _array_element(name: str, array: PackedArray) -> str:
+    return f'<script type="application/octet-stream" id="array-{name}">{array.data}</script>'
+
+
+def _policy(style: str, script: str, form_action: str | None) -> str:
+    """Content security: this style, this script, nothing else; `data:` is the empty icon, which saves a request."""
+
+    def digest(text: str) -> str:
+        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+    form = "'none'" if form_action is None else "'self'"
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"style-src 'sha256-{digest(style)}'",
+            f"script-src 'sha256-{digest(script)}'",
+            "img-src data:",
+            "base-uri 'none'",
+            f"form-action {form}",
+        ]
+    )

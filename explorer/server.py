@@ -1,0 +1,213 @@
+"""`tercet explore --serve`: the page on this machine alone, with a box that makes another one.
+
+Any web page that the user has open can send requests to 127.0.0.1. So a request must name this server as its host (a
+foreign name that was bound to 127.0.0.1 does not), and one that starts a run must be a POST from the page itself.
+"""
+
+import html
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
+
+from tercet.training.errors import UserError
+
+RUN_PATH = "/run"
+MAX_BODY_BYTES = 64 << 10
+_MAX_DIGITS = 6  # of a number of tokens
+_MAX_WAIT_S = 10.0
+_FORM_TYPE = "application/x-www-form-urlencoded"
+
+MakePage = Callable[[str, int, Callable[[str], None]], str]
+"""Makes the page of a prompt and a number of new tokens; is given what to call between the parts of its work."""
+
+
+class StoppedError(Exception):
+    """The server ends while a page is being made."""
+
+
+class ExplorerServer(ThreadingHTTPServer):
+    """Serves one page on 127.0.0.1, and makes it anew on demand, one run at a time.
+
+    Args:
+        port: 0 takes a free one.
+        page: What is shown first.
+        make_page: Makes another one.
+        new_tokens: What the box of a page that says what is wrong begins with.
+
+    Raises:
+        OSError: The port is taken.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, port: int, page: str, make_page: MakePage, new_tokens: int) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.page = page
+        self.make_page = make_page
+        self.new_tokens = new_tokens
+        self.is_running = threading.Lock()
+        self.is_stopping = threading.Event()
+        port = self.server_port
+        self.hosts = {f"127.0.0.1:{port}", f"localhost:{port}", *({"127.0.0.1", "localhost"} if port == 80 else ())}
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.server_port}/"
+
+    def serve_until_interrupted(self) -> None:
+        """Serve; Ctrl-C ends, also in the middle of a run."""
+        try:
+            self.serve_forever()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.is_stopping.set()
+            self.server_close()
+            # A thread that is inside torch when Python goes away can crash it.
+            self.is_running.acquire(timeout=_MAX_WAIT_S)
+
+    def check_running(self, line: str) -> None:
+        """Called between the parts of a run.
+
+        Raises:
+            StoppedError: The server ends.
+        """
+        if self.is_stopping.is_set():
+            raise StoppedError
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that has gone is no error."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError | StoppedError):
+            traceback.print_exc()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ExplorerServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    timeout = 30  # of a client that says nothing
+
+    def do_GET(self) -> None:
+        if not self._is_from_here():
+            return
+        if self.path.partition("?")[0] != "/":
+            self._send(HTTPStatus.NOT_FOUND, "not found\n", "text/plain")
+            return
+        self._send(HTTPStatus.OK, self.server.page)
+
+    def do_POST(self) -> None:
+        if not self._is_from_here():
+            return
+        if self.path != RUN_PATH:
+            self._send(HTTPStatus.NOT_FOUND, "not found\n", "text/plain")
+            return
+        body = self._read_body()
+        if body is None:
+            return
+        fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
+        # Browsers send line ends of a text box as CR LF.
+        prompt = fields.get("prompt", [""])[-1].replace("\r\n", "\n")
+        wanted = fields.get("new_tokens", [str(self.server.new_tokens)])[-1]
+        self._run(prompt, wanted)
+
+    def _run(self, prompt: str, wanted: str) -> None:
+        if not wanted.strip().isdecimal() or len(wanted) > _MAX_DIGITS or int(wanted) < 1:
+            self._send_problem(HTTPStatus.BAD_REQUEST, "new tokens: give a number of at least 1", prompt)
+            return
+        if not self.server.is_running.acquire(blocking=False):
+            problem = "another run is being recorded: try again when it is done"
+            self._send_problem(HTTPStatus.SERVICE_UNAVAILABLE, problem, prompt)
+            return
+        try:
+            failure = self._failure_of_run(prompt, int(wanted))
+        finally:
+            # Before the answer: who has it may ask for the next run.
+            self.server.is_running.release()
+        if failure is not None:
+            self._send_problem(*failure, prompt)
+            return
+        # Another page, so that a reload shows it and does not run again.
+        self.send_response(HTTPStatus.SEE_OTHER)
+        self.send_header("Location", "/")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _failure_of_run(self, prompt: str, new_tokens: int) -> tuple[HTTPStatus, str] | None:
+        """Make the page, or say why there is none."""
+        try:
+            self.server.page = self.server.make_page(prompt, new_tokens, self.server.check_running)
+        except UserError as error:
+            return HTTPStatus.BAD_REQUEST, str(error)
+        except StoppedError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            return HTTPStatus.INTERNAL_SERVER_ERROR, f"the run failed: {type(error).__name__}: {error}"
+        return None
+
+    def _is_from_here(self) -> bool:
+        """Whether the request is meant for this server and comes from its page or from no page; else it is refused."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        if host in self.server.hosts and (origin is None or origin.removeprefix("http://") in self.server.hosts):
+            return True
+        self._send(HTTPStatus.FORBIDDEN, f"this server answers only to {self.server.url}\n", "text/plain")
+        return False
+
+    def _read_body(self) -> bytes | None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or len(length) > 12:
+            self._send_problem(HTTPStatus.LENGTH_REQUIRED, "the request does not tell its length", "")
+        elif int(length) > MAX_BODY_BYTES:
+            problem = f"the prompt is too long: {int(length):,} bytes, and at most {MAX_BODY_BYTES:,} are taken"
+            self._send_problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem, "")
+        elif self.headers.get_content_type() != _FORM_TYPE:
+            self._send_problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a run is asked for as {_FORM_TYPE}", "")
+        else:
+            return self.rfile.read(int(length))
+        return None
+
+    def _send_problem(self, status: HTTPStatus, problem: str, prompt: str) -> None:
+        self._send(status, _problem_page(problem, prompt, self.server.new_tokens))
+
+    def _send(self, status: HTTPStatus, text: str, kind: str = "text/html") -> None:
+        content = text.encode("utf-8", "replace")
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the terminal is for what the user asked to know."""
+
+
+def _problem_page(problem: str, prompt: str, new_tokens: int) -> str:
+    """Says what is wrong, and has the box again with what was in it."""
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; form-action 'self'">
+<title>Tercet explorer</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 2rem auto; padding: 0 1rem; }}
+textarea {{ box-sizing: border-box; width: 100%; font: inherit; }}
+</style>
+<h1>This text was not run</h1>
+<p role="alert">{html.escape(problem)}</p>
+<form method="post" action="{RUN_PATH}">
+<p><label>Prompt<br><textarea name="prompt" rows="4" required>
+{html.escape(prompt)}</textarea></label>
+<p><label>New tokens <input name="new_tokens" type="number" min="1" value="{new_tokens}" required></label>
+<button>Run</button>
+</form>
+<p><a href="/">Back to the page before</a>
+"""
