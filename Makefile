@@ -15,7 +15,7 @@ TEXT ?=
 BENCH_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all dev check bench clean
+.PHONY: help demo test test-all dev ecosystem check bench clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [PYTHON=python3.12]"
@@ -34,6 +34,8 @@ dev: $(STAMP) ## set up for working on the code: installs, and shows pyright tha
 	@rm -rf .types && mkdir -p .types/tercet
 	@ln -s $(TYPED) .types/tercet/
 	@echo "Ready. Commands are in $(BIN): source $(BIN)/activate"
+
+ecosystem: $(VENV)/.ecosystem ## install the programs of others that slow tests run on a checkpoint (300 MB)
 
 check: dev ## lint, format check, types
 	@$(BIN)/ruff check .
@@ -59,4 +61,17 @@ $(STAMP): pyproject.toml setup.py constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV); the first time takes some minutes ..."
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' > $(VENV)/install.log 2>&1 || \
 	  { tail -n 25 $(VENV)/install.log >&2; echo "The installation failed; all it said is in $(VENV)/install.log" >&2; exit 1; }
+	@touch $@
+
+# torchao gets a folder of its own: transformers imports it wherever it finds it, and it complains at every command.
+$(VENV)/.ecosystem: $(STAMP) tests/conformance/clients/package.json
+	@echo "Installing the programs that slow tests run into $(VENV) ..."
+	@{ $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,ecosystem]' && \
+	   $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps --upgrade \
+	     --target $(VENV)/torchao torchao; } > $(VENV)/ecosystem.log 2>&1 || \
+	  { tail -n 25 $(VENV)/ecosystem.log >&2; echo "The installation failed; see $(VENV)/ecosystem.log" >&2; exit 1; }
+	@if command -v npm > /dev/null; then \
+	  mkdir -p $(VENV)/npm && cp tests/conformance/clients/package.json $(VENV)/npm/ && \
+	  npm install --prefix $(VENV)/npm --no-package-lock --no-audit --no-fund --loglevel error; \
+	else echo "There is no npm, so the test of @huggingface/tokenizers will be skipped"; fi
 	@touch $@

@@ -33,7 +33,7 @@ from .cache_tercet import TercetCache
 from .configuration_tercet import TercetConfig
 from .kernels_tercet import gated_mlp, project, rms_norm, trains_on_cpu
 from .kernels_tercet import rotate as rotate_in_training
-from .linear_tercet import FusedProjections, TercetLinear, are_plain_without_bias
+from .linear_tercet import FusedProjections, apply_linear, are_plain_without_bias
 from .training_attention_tercet import causal_attention, serves_training
 
 
@@ -156,10 +156,10 @@ class TercetAttention(nn.Module):
         self.sliding_window = config.sliding_window if config.layer_types[layer_idx] == "sliding_attention" else None
 
         query_size, kv_size = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
-        self.q_proj = TercetLinear(config.hidden_size, query_size, bias=config.attention_bias)
-        self.k_proj = TercetLinear(config.hidden_size, kv_size, bias=config.attention_bias)
-        self.v_proj = TercetLinear(config.hidden_size, kv_size, bias=config.attention_bias)
-        self.o_proj = TercetLinear(query_size, config.hidden_size, bias=config.attention_output_bias)
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_output_bias)
         self.q_norm = TercetRMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = TercetRMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
         self.fused: FusedProjections | None = None
@@ -196,12 +196,12 @@ class TercetAttention(nn.Module):
             if attention_mask is not None:
                 attention_mask = attention_mask[..., -1:, :]
             output = decode_attention(query, key, value, attention_mask, self.scaling)
-            return self.o_proj(output.reshape(batch_size, 1, -1)), None
+            return apply_linear(self.o_proj, output.reshape(batch_size, 1, -1)), None
         query, key, value = self.make_heads(hidden_states, position_embeddings)
         if isinstance(cache, TercetCache) and self._reads_segments(cache, num_tokens):
             segments = cache.append(key, value, self.layer_idx)
             output, weights = segmented_attention(query, segments, attention_mask, self.scaling)
-            return self.o_proj(output.reshape(batch_size, num_tokens, -1)), weights
+            return apply_linear(self.o_proj, output.reshape(batch_size, num_tokens, -1)), weights
         if cache is not None:
             # Continuous batching edits `kwargs` in place, so it gets the dict itself.
             key, value = cache.update(key, value, self.layer_idx, kwargs=kwargs)  # (B, K, S, D)
@@ -209,11 +209,11 @@ class TercetAttention(nn.Module):
         drops_weights = self.training and self.attention_dropout > 0
         if is_decode_step(self.config, num_tokens, cache) and not drops_weights:
             output = decode_attention(query, key, value, attention_mask, self.scaling)
-            return self.o_proj(output.reshape(batch_size, num_tokens, -1)), None
+            return apply_linear(self.o_proj, output.reshape(batch_size, num_tokens, -1)), None
         if cache is None and not drops_weights and self._trains_short_rows(query, attention_mask, kwargs):
             query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # (B, T, heads, D)
             output = causal_attention(query, key, value, attention_mask, self.scaling)
-            return self.o_proj(output.reshape(batch_size, num_tokens, -1)), None
+            return apply_linear(self.o_proj, output.reshape(batch_size, num_tokens, -1)), None
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation or "eager", eager_attention_forward
         )
@@ -228,7 +228,7 @@ class TercetAttention(nn.Module):
             sliding_window=self.sliding_window,
             **kwargs,
         )
-        return self.o_proj(output.reshape(batch_size, num_tokens, -1)), weights
+        return apply_linear(self.o_proj, output.reshape(batch_size, num_tokens, -1)), weights
 
     def make_heads(
         self,
@@ -245,7 +245,8 @@ class TercetAttention(nn.Module):
             query, key, value = project(hidden_states, [projection.weight for projection in self.projections()])
         else:
             asking = hidden_states if num_queries is None else hidden_states[:, -num_queries:]
-            query, key, value = self.q_proj(asking), self.k_proj(hidden_states), self.v_proj(hidden_states)
+            query = apply_linear(self.q_proj, asking)
+            key, value = apply_linear(self.k_proj, hidden_states), apply_linear(self.v_proj, hidden_states)
         query, key, value = (states.unflatten(-1, (-1, self.head_dim)) for states in (query, key, value))
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
@@ -300,9 +301,9 @@ class TercetMLP(nn.Module):
         assert config.intermediate_size is not None
         is_gated = config.mlp_type == "gated"
         sizes = (config.hidden_size, config.intermediate_size)
-        self.gate_proj = TercetLinear(*sizes, bias=config.mlp_bias) if is_gated else None
-        self.up_proj = TercetLinear(*sizes, bias=config.mlp_bias)
-        self.down_proj = TercetLinear(*reversed(sizes), bias=config.mlp_bias)
+        self.gate_proj = nn.Linear(*sizes, bias=config.mlp_bias) if is_gated else None
+        self.up_proj = nn.Linear(*sizes, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(*reversed(sizes), bias=config.mlp_bias)
         self.act_fn = ACT2FN[config.hidden_act]
         self.is_swiglu = is_gated and config.hidden_act in ("silu", "swish")
         self.fused: FusedProjections | None = None
@@ -310,17 +311,17 @@ class TercetMLP(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(B, T, E) -> (B, T, intermediate_size) -> (B, T, E)."""
         if self.gate_proj is None:
-            return self.down_proj(self.act_fn(self.up_proj(hidden_states)))
+            return apply_linear(self.down_proj, self.act_fn(apply_linear(self.up_proj, hidden_states)))
         if self.fused is not None and self.fused.serves(hidden_states, *self.projections()):
             gate, up = self.fused(hidden_states)
         elif self.is_swiglu and trains_on_cpu(hidden_states):
             layers = (self.gate_proj, self.up_proj, self.down_proj)
             if are_plain_without_bias(*layers):
                 return gated_mlp(hidden_states, *(layer.weight for layer in layers))
-            gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
+            gate, up = (apply_linear(layer, hidden_states) for layer in self.projections())
         else:
-            gate, up = self.gate_proj(hidden_states), self.up_proj(hidden_states)
-        return self.down_proj(self.act_fn(gate) * up)
+            gate, up = (apply_linear(layer, hidden_states) for layer in self.projections())
+        return apply_linear(self.down_proj, self.act_fn(gate) * up)
 
     def projections(self) -> tuple[nn.Linear, ...]:
         """The projections of the layer's input, in the order in which they are fused."""

@@ -19,12 +19,17 @@ _FEW_ROWS = 64
 _BLOCKS = (8, 4, 2)
 
 
-class TercetLinear(nn.Linear):
-    """`nn.Linear`, which reads its weight with all cores and at full bandwidth also for few rows on a CPU."""
+def apply_linear(layer: nn.Linear, states: torch.Tensor) -> torch.Tensor:
+    """`layer(states)`, (..., E) -> (..., O), by `linear` where the layer is its weight and bias and nothing else.
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """(..., E) -> (..., O)."""
-        return linear(input, self.weight, self.bias)
+    Adapters and quantization put modules of their own in its place, which are called as they are.
+
+    No subclass of `nn.Linear` does this: bitsandbytes and FP8 quantize the layers whose type is `nn.Linear` itself, and
+    leave the others as they are without a word.
+    """
+    if torch.compiler.is_compiling() or not is_plain_linear(layer):
+        return layer(states)
+    return linear(states, layer.weight, layer.bias)
 
 
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -132,8 +137,7 @@ class FusedProjections:
 
 def is_plain_linear(module: nn.Module) -> bool:
     """Whether a layer is its weight and bias and nothing else: no adapter, quantization, hook or sharding between."""
-    is_linear = type(module) in (nn.Linear, TercetLinear)
-    return is_linear and not _has_hooks(module) and type(module.weight) is nn.Parameter
+    return type(module) is nn.Linear and not _has_hooks(module) and type(module.weight) is nn.Parameter
 
 
 def are_plain_without_bias(*modules: nn.Module) -> bool:
@@ -149,8 +153,12 @@ def _addresses(linear_layer: nn.Linear) -> tuple[int, int]:
 
 def _has_hooks(module: nn.Module) -> bool:
     return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__  # as accelerate does, to bring weights from where they are offloaded
     )
 
 
-__all__ = ["FusedProjections", "TercetLinear", "are_plain_without_bias", "is_plain_linear", "linear"]
+__all__ = ["FusedProjections", "apply_linear", "are_plain_without_bias", "is_plain_linear", "linear"]

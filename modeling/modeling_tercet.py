@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.generation import GenerationMixin, GenerationMode
+from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -29,6 +29,7 @@ from .attention_tercet import decode_masks
 from .cache_tercet import TercetCache
 from .configuration_tercet import TercetConfig
 from .decode_tercet import DecodeStep, can_ask_for_last_token, fuse_projections, is_one_token
+from .generation_tercet import new_generation_cache, takes_filled_past
 from .layers_tercet import (
     TercetAttention,
     TercetDecoderLayer,
@@ -37,7 +38,7 @@ from .layers_tercet import (
     is_decode_step,
     make_norm,
 )
-from .linear_tercet import TercetLinear, is_plain_linear
+from .linear_tercet import apply_linear, is_plain_linear
 from .loss_tercet import chunked_causal_lm_loss
 from .packing_tercet import may_hold_several_documents, separate_documents
 
@@ -237,7 +238,7 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = TercetModel(config)
         self.vocab_size = config.vocab_size
-        self.lm_head = TercetLinear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.decode_step: DecodeStep | None = None
         self.post_init()
 
@@ -259,6 +260,7 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
         fuse_projections(self)
         return self
 
+    @takes_filled_past
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     @can_return_tuple
     @auto_docstring
@@ -312,7 +314,8 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
         if skip_logits and is_plain_linear(self.lm_head) and self.lm_head.bias is None:
             loss = chunked_causal_lm_loss(outputs.last_hidden_state, self.lm_head.weight, labels, **kwargs)
         else:
-            logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))  # (B, T, V)
+            hidden_states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
+            logits = apply_linear(self.lm_head, hidden_states)  # (B, T, V)
             if has_labels:
                 if kwargs.pop("z_loss", 0.0):
                     raise ValueError("z_loss needs skip_logits=True and a head that is a plain nn.Linear without bias.")
@@ -333,31 +336,14 @@ class TercetForCausalLM(TercetPreTrainedModel, GenerationMixin):
 
         `cache_config` is its arguments: `generate(ids, cache_config={"quantization": "int8"})`.
         """
-        given = model_kwargs.get("cache")
-        if given is not None and given.get_seq_length() > 0 and generation_mode == GenerationMode.ASSISTED_GENERATION:
-            # transformers 5.24 then feeds the whole prompt again, behind what is held: other tokens, and no word.
-            raise ValueError(
-                f"assisted and prompt-lookup decoding begin with an empty cache, and the one given holds "
-                f"{given.get_seq_length()} positions: give none, or generate without an assistant."
-            )
-        caller_chose = (
-            given is not None
-            or generation_config.use_cache is False
-            or generation_config.cache_implementation is not None
-        )
-        if caller_chose:
-            # transformers types `self` by a protocol that no model class is checked against.
-            super()._prepare_cache_for_generation(  # pyright: ignore
-                generation_config, model_kwargs, generation_mode, *args, **kwargs
-            )
+        cache = new_generation_cache(self.config, generation_config, model_kwargs, generation_mode)
+        if cache is not None:
+            model_kwargs["cache"] = cache
             return
-        arguments = dict(generation_config.cache_config or {})
-        if arguments.keys() - {"quantization"}:
-            raise ValueError(f"cache_config is {arguments}: a TercetCache takes quantization, 'int8' or 'int4', only.")
-        cache = TercetCache(self.config, **arguments)
-        if generation_config.is_assistant:
-            cache.activate_past_recording()
-        model_kwargs["cache"] = cache
+        # transformers types `self` by a protocol that no model class is checked against.
+        super()._prepare_cache_for_generation(  # pyright: ignore
+            generation_config, model_kwargs, generation_mode, *args, **kwargs
+        )
 
 
 # The library's generic heads, but for the decoder: theirs comes from `AutoModel.from_config`, which refuses remote code

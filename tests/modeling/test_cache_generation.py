@@ -70,3 +70,28 @@ def test_quantized_logits_are_near(model, make_ids, quantization, largest):
 def test_a_cache_that_is_not_there_is_refused(modern_model, make_ids, wrong):
     with pytest.raises(ValueError, match="int8"):
         generate(modern_model, make_ids(1, 4), cache_config=wrong)
+
+
+def test_a_filled_past_beside_an_empty_cache_is_read(model, make_ids):
+    """How prefix tuning hands over its prefix, again at every token; transformers would drop it."""
+    prefix, ids = make_ids(1, 3), make_ids(1, 6, seed=1)
+    whole = torch.cat([prefix, ids], dim=1)
+    expected = model.generate(whole, max_new_tokens=24, do_sample=False, eos_token_id=-1)[:, 3:]
+    with torch.no_grad():
+        past = model(prefix, cache=DynamicCache(config=model.config), use_cache=True).cache
+        cache, tokens = TercetCache(model.config), ids
+        for step in range(24):
+            new = tokens if step == 0 else tokens[:, -1:]
+            logits = model(new, cache=cache, past_key_values=past, use_cache=True).logits
+            tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(tokens, expected)
+    assert cache.length == 3 + 6 + 23
+    assert past.get_seq_length() == 3
+
+
+@pytest.mark.parametrize("config", ["sliding"], indirect=True)
+def test_a_past_that_has_forgotten_its_beginning_is_refused(model, make_ids):
+    with torch.no_grad():
+        past = model(make_ids(1, 30), cache=DynamicCache(config=model.config), use_cache=True).cache
+        with pytest.raises(ValueError, match="holds 30 positions, of which layer 0, where attention slides, has kept"):
+            model(make_ids(1, 2), cache=TercetCache(model.config), past_key_values=past, use_cache=True)

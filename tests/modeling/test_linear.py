@@ -6,8 +6,9 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from tercet.modeling.linear_tercet import FusedProjections, TercetLinear, linear
+from tercet.modeling.linear_tercet import FusedProjections, apply_linear, linear
 
 
 @pytest.mark.parametrize("num_out", [1, 6, 7, 64])
@@ -25,14 +26,43 @@ def test_few_rows_and_many_give_the_same_product(shape, num_out, has_bias):
 
 
 def test_gradients_are_those_of_a_linear_layer():
-    layer, states = TercetLinear(8, 6), torch.randn(2, 8)
-    layer(states).sum().backward()
+    layer, states = nn.Linear(8, 6), torch.randn(2, 8)
+    apply_linear(layer, states).sum().backward()
     torch.testing.assert_close(layer.weight.grad, states.sum(0).expand(6, 8))
+
+
+def test_every_projection_is_of_the_type_that_quantization_looks_for(model):
+    """bitsandbytes and FP8 ask for the type itself, and load a subclass unquantized without a word."""
+    kinds = {type(module) for module in model.modules() if isinstance(module, nn.Linear)}
+    assert kinds == {nn.Linear}
+
+
+def test_whatever_is_put_on_a_projection_is_called(modern_model, make_ids):
+    """A hook, a forward of its own as accelerate's offloading sets, another module as an adapter's."""
+    ids, names = make_ids(1, 5), [name for name, part in modern_model.named_modules() if type(part) is nn.Linear]
+    assert len(names) == 7 * modern_model.config.num_hidden_layers + 1
+    expected = modern_model(ids).logits
+    called = []
+    for kind in ("hook", "forward", "module"):
+        model = copy.deepcopy(modern_model)
+        for name in names:
+            layer = model.get_submodule(name)
+            if kind == "hook":
+                layer.register_forward_hook(lambda *_, key=(kind, name): called.append(key))
+            elif kind == "forward":
+                layer.forward = lambda states, key=(kind, name), old=layer.forward: called.append(key) or old(states)
+            else:
+                note = nn.Identity()
+                note.register_forward_hook(lambda *_, key=(kind, name): called.append(key))
+                model.set_submodule(name, nn.Sequential(note, layer))
+        with torch.no_grad():
+            torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-5)
+    assert sorted(called) == sorted((kind, name) for kind in ("hook", "forward", "module") for name in names)
 
 
 def make_fused():
     torch.manual_seed(0)
-    first, second = TercetLinear(16, 8), TercetLinear(16, 4)
+    first, second = nn.Linear(16, 8), nn.Linear(16, 4)
     before = {name: copy.deepcopy(layer) for name, layer in (("first", first), ("second", second))}
     return FusedProjections([first, second]), first, second, before
 
