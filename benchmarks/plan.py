@@ -34,7 +34,8 @@ def measure(overrides: list[str]) -> dict[str, Any]:
     """Estimated and measured bytes of one shape; the process must be new."""
     import torch
 
-    from tercet.training.memory import MemoryMeter, make_step_model, make_step_optimizers, run_step, step_memory
+    from tercet.training.memory import MemoryMeter, make_step_model, run_step, step_memory
+    from tercet.training.optimizers import optimizers_of_recipe
     from tercet.training.recipe import load_recipe
 
     recipe = load_recipe("small", overrides)
@@ -44,7 +45,7 @@ def measure(overrides: list[str]) -> dict[str, Any]:
     (square @ square).sum().backward()  # what the libraries load with their first product
     before = _resident("VmRSS")
     model = make_step_model(recipe, config)
-    optimizers = make_step_optimizers(recipe, model)
+    optimizers = optimizers_of_recipe(recipe.optimizer, model)
     ids = torch.randint(config.vocab_size, (training.per_device_batch_size, training.sequence_length))
     positions = torch.arange(training.sequence_length) % (training.sequence_length // 2)
     batch = {"input_ids": ids, "shift_labels": ids, "position_ids": positions.expand_as(ids)}

@@ -27,7 +27,7 @@ from tercet.training.allocator import keep_freed_memory
 from tercet.training.batches import PackedBatches
 from tercet.training.documents import Document
 from tercet.training.evaluation import evaluate
-from tercet.training.optimizers import make_optimizers
+from tercet.training.optimizers import optimizers_of_recipe
 from tercet.training.packing import PackedDataset, pack
 from tercet.training.recipe import Recipe, load_recipe
 from tercet.training.schedules import learning_rate_factor
@@ -88,11 +88,7 @@ def train_for(
     accelerator = Accelerator(cpu=recipe.training.device != "cuda")
     model = TercetForCausalLM(recipe.model_config_for(len(tokenizer), token_ids(tokenizer)._asdict()))
     training, optimizer = recipe.training, recipe.optimizer
-    optimizers = make_optimizers(
-        model, name=optimizer.name, learning_rate=optimizer.learning_rate, weight_decay=optimizer.weight_decay,
-        matrix_learning_rate=optimizer.matrix_learning_rate, betas=optimizer.betas,
-        embedding_weight_decay=optimizer.embedding_weight_decay,
-    )  # fmt: skip
+    optimizers = optimizers_of_recipe(optimizer, model)
     eos_token_id, pad_token_id = token_ids(tokenizer)[1:]
     dataset = PackedDataset(data.train, pack(data.train.document_lengths, training.sequence_length),
         eos_token_id=eos_token_id, pad_token_id=pad_token_id)  # fmt: skip

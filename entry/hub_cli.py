@@ -1,7 +1,15 @@
 """`tercet card` and `tercet push`: the model card, and the checkpoint on the Hub."""
 
+import os
+import shutil
+import signal
 import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +20,7 @@ from tercet.training.errors import UserError
 if TYPE_CHECKING:
     from tercet.hub import PushOptions
 
+_STOP_S = 2.0
 License = Annotated[str | None, typer.Option(help="Licence of the weights, such as apache-2.0.")]
 
 
@@ -100,12 +109,42 @@ def _push(checkpoint: Path, options: "PushOptions") -> None:
     use_bounded_waits()
     if not sys.stderr.isatty():
         disable_progress_bars()
-    report = push_checkpoint(checkpoint, options, say=typer.echo)
+    with _ends_when_told():
+        report = push_checkpoint(checkpoint, options, say=typer.echo)
     facts = [f"commit {report.commit[:8]}", *(f"tag {tag}" for tag in report.tags)]
     facts.append("private" if report.private else "public")
     if not report.is_new:
         facts.append("nothing to send: all of it was there")
     typer.echo("\n".join([f"{report.url}  ({', '.join(facts)})", "", *report.loading]))
+
+
+@contextmanager
+def _ends_when_told() -> Iterator[None]:
+    """Ctrl-C ends the command within seconds: huggingface_hub would first finish the files that are under way."""
+    workspace = tempfile.mkdtemp(prefix="tercet-push-")
+    timers: list[threading.Timer] = []
+
+    def leave() -> None:
+        shutil.rmtree(workspace, ignore_errors=True)
+        typer.echo("tercet: stopped; what was finished is kept, and the same command goes on with it", err=True)
+        os._exit(2)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        timers.append(threading.Timer(_STOP_S, leave))
+        timers[-1].daemon = True
+        timers[-1].start()
+        raise KeyboardInterrupt
+
+    previous, before = tempfile.tempdir, signal.signal(signal.SIGINT, stop)
+    tempfile.tempdir = workspace  # so that `leave` knows what to remove
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()
+        signal.signal(signal.SIGINT, before)
+        tempfile.tempdir = previous
+        shutil.rmtree(workspace, ignore_errors=True)
 
 
 def _show_plan(checkpoint: Path, options: "PushOptions") -> None:

@@ -90,8 +90,9 @@ def _bring(
         f"{len(changed)} of {len(prepared.files)} files to send"
         + (f", {len(removed)} of an earlier push to remove" if removed else "")
     )
+    # A .gitignore in the repository would leave files out of the commit without a word.
     patience.call("upload", lambda: api.preupload_lfs_files(
-        options.repo_id, additions, revision=repository.base, free_memory=False
+        options.repo_id, additions, revision=repository.base, free_memory=False, gitignore_content=""
     ))  # fmt: skip
     if is_new_branch:
         patience.call("make the branch", lambda: _create_branch(api, options, repository))

@@ -171,7 +171,7 @@ class _Feed:
             words: What a word is, for cutting those that are too long to count.
         """
         self._contents = contents
-        self._kind_of_words = words
+        self._kind_of_words: Words = words
         self._all_bytes = num_bytes
         self._max_trainer_bytes = max_trainer_bytes
         self._words = DistinctWords()

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -29,7 +28,7 @@ from tercet.training.ema import WeightAverage
 from tercet.training.errors import UserError, as_user_error
 from tercet.training.evaluation import evaluate
 from tercet.training.launch import describe_processes
-from tercet.training.optimizers import make_optimizers
+from tercet.training.optimizers import optimizers_of_recipe
 from tercet.training.packing import PackedDataset
 from tercet.training.progress import MetricsFile, Progress, evaluation_record, opening_line, shown_values
 from tercet.training.publishing import Publisher
@@ -94,7 +93,7 @@ class TrainingLoop:
         model.train()
         if training.sharding == "full":
             shard_model(model, accelerator)
-        self.optimizers = self._make_optimizers()
+        self.optimizers = optimizers_of_recipe(recipe.optimizer, model)
         self.average = WeightAverage(model, recipe.optimizer.ema_decay) if recipe.optimizer.ema_decay else None
         self.batches = self._make_batches()
         self.metrics = MetricsFile(output_dir / METRICS_NAME)
@@ -116,18 +115,6 @@ class TrainingLoop:
         self.state = self.logged = RunState()
         self.spikes = SpikeWatch(training.spike_factor)
         self._clock = 0.0
-
-    def _make_optimizers(self) -> list[torch.optim.Optimizer]:
-        optimizer = self.recipe.optimizer
-        return make_optimizers(
-            self.model,
-            name=optimizer.name,
-            learning_rate=optimizer.learning_rate,
-            matrix_learning_rate=optimizer.matrix_learning_rate,
-            weight_decay=optimizer.weight_decay,
-            embedding_weight_decay=optimizer.embedding_weight_decay,
-            betas=optimizer.betas,
-        )
 
     def _make_batches(self) -> PackedBatches:
         training, seed = self.recipe.training, self.recipe.seed

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from tercet.modeling import TercetConfig, TercetForCausalLM, layers_tercet, linear_tercet, modeling_tercet
 from tercet.training.acceleration import checkpoint_blocks
-from tercet.training.optimizers import make_optimizers
+from tercet.training.optimizers import optimizers_of_recipe
 from tercet.training.recipe import Recipe
 
 
@@ -115,7 +115,7 @@ def step_memory(
     stand_ins = _as_if_real(own_kernels=on_cpu and not bfloat16)
     with stand_ins, FakeTensorMode(allow_non_fake_inputs=True), MemoryMeter() as meter:
         model = make_step_model(recipe, config)
-        optimizers = make_step_optimizers(recipe, model)
+        optimizers = optimizers_of_recipe(recipe.optimizer, model)
         for _ in range(2):  # the first step makes the optimizers' state
             held = run_step(model, optimizers, _batch(recipe), num_micro_batches, bfloat16=bfloat16, meter=meter)
         weights = sum(p.nbytes for p in model.parameters())
@@ -224,20 +224,6 @@ def make_step_model(recipe: Recipe, config: TercetConfig) -> TercetForCausalLM:
     model = TercetForCausalLM(config).train()
     checkpoint_blocks(model, recipe.training.gradient_checkpointing)
     return model
-
-
-def make_step_optimizers(recipe: Recipe, model: TercetForCausalLM) -> list[torch.optim.Optimizer]:
-    """The recipe's optimizers for a model."""
-    optimizer = recipe.optimizer
-    return make_optimizers(
-        model,
-        name=optimizer.name,
-        learning_rate=optimizer.learning_rate,
-        matrix_learning_rate=optimizer.matrix_learning_rate,
-        weight_decay=optimizer.weight_decay,
-        embedding_weight_decay=optimizer.embedding_weight_decay,
-        betas=optimizer.betas,
-    )
 
 
 def run_step(

@@ -5,11 +5,14 @@ whose rows or entries mean something one by one, are AdamW's.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from tercet.training.recipe import OptimizerSection
 
 # Coefficients of the quintic iteration of Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/): they
 # bring singular values into about [0.7, 1.2] in five steps rather than to 1, which is enough and faster.
@@ -219,3 +222,16 @@ def make_optimizers(
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
     return optimizers
+
+
+def optimizers_of_recipe(settings: "OptimizerSection", model: nn.Module) -> list[torch.optim.Optimizer]:
+    """The optimizers that a recipe's section `optimizer` asks for."""
+    return make_optimizers(
+        model,
+        name=settings.name,
+        learning_rate=settings.learning_rate,
+        matrix_learning_rate=settings.matrix_learning_rate,
+        weight_decay=settings.weight_decay,
+        embedding_weight_decay=settings.embedding_weight_decay,
+        betas=settings.betas,
+    )

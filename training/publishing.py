@@ -43,9 +43,12 @@ class PushProcess:
 
     Args:
         request: What to do; see there.
+        workspace: Made for what it writes meanwhile, and removed with it: ended in the middle, it leaves nothing.
     """
 
-    def __init__(self, request: dict[str, Any]) -> None:
+    def __init__(self, request: dict[str, Any], workspace: Path) -> None:
+        self._workspace = workspace
+        workspace.mkdir(parents=True, exist_ok=True)
         # -P: a file of the user's in this folder must not be taken for a library. A session of its own: Ctrl-C in the
         # terminal is for the run, which decides what becomes of the push.
         self._process = subprocess.Popen(
@@ -53,6 +56,7 @@ class PushProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": str(workspace.resolve())},
             start_new_session=True,
         )
         assert self._process.stdin is not None
@@ -91,6 +95,7 @@ class PushProcess:
         self._close()
 
     def _close(self) -> None:
+        shutil.rmtree(self._workspace, ignore_errors=True)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):
@@ -127,6 +132,7 @@ class Publisher:
 
     def __init__(self, hub: HubSection, output_dir: Path, say: Say) -> None:
         self._hub, self._output_dir, self._say = hub, output_dir, say
+        self._workspace = output_dir / f"{_STAGED}work"
         self._lock = threading.Lock()
         self._waiting: _Waiting | None = None
         self._problem: str | None = None
@@ -142,7 +148,7 @@ class Publisher:
         for leftover in self._output_dir.glob(f"{_STAGED}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         options = {**self._options(), "license": recipe.card.license}
-        process = PushProcess({"check": recipe_to_yaml(recipe), "options": options})
+        process = PushProcess({"check": recipe_to_yaml(recipe), "options": options}, self._workspace)
         try:
             answer = process.answer() if process.wait(_CHECK_S) else {"error": "it does not answer", "passes": True}
         finally:
@@ -227,7 +233,8 @@ class Publisher:
 
     def _begin(self, waiting: _Waiting) -> None:
         options = {**self._options(), "tag_step": self._hub.tag}
-        self._pushing = (waiting, PushProcess({"push": str(waiting.folder.resolve()), "options": options}))
+        request = {"push": str(waiting.folder.resolve()), "options": options}
+        self._pushing = (waiting, PushProcess(request, self._workspace))
 
     def _take_answer(self) -> bool:
         """Tell how the push ended that was under way; True if well."""

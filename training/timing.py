@@ -11,7 +11,8 @@ from tercet.modeling import TercetConfig
 from tercet.training.acceleration import compile_model
 from tercet.training.accounting import flops_per_token
 from tercet.training.hardware import measure_matmul_flops
-from tercet.training.memory import make_step_model, make_step_optimizers
+from tercet.training.memory import make_step_model
+from tercet.training.optimizers import optimizers_of_recipe
 from tercet.training.recipe import Recipe
 
 _NUM_TIMED = 3
@@ -66,7 +67,7 @@ def _time(
     training = recipe.training
     model = make_step_model(recipe, config)
     cast(Any, model).to(device)
-    optimizers = make_step_optimizers(recipe, model)
+    optimizers = optimizers_of_recipe(recipe.optimizer, model)
     compiled = compile_model(model, lambda line: None) if training.compile else model
     ids = torch.randint(config.vocab_size, (rows, training.sequence_length), device=device)
     # Two documents a row, as packed rows hold several: their attention is not that of one.

@@ -2,7 +2,10 @@
 
 import json
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -283,3 +286,27 @@ def test_native_families_are_those_that_exports_know() -> None:
     from tercet.interop.configs import FAMILIES
 
     assert set(NATIVE_FAMILIES) == set(FAMILIES)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_at_once_and_the_same_command_goes_on(hub: HubServer, small_checkpoint: Path, tmp_path) -> None:
+    """huggingface_hub alone would wait for the file that is under way."""
+    (tmp_path / "temporary").mkdir()
+    hub.faults.add("PUT /upload/", slow=100, times=2)
+    command = [sys.executable, "-m", "tercet.hub", "push", small_checkpoint, "user/verse", "--branch", "b"]
+    environment = {**hub.environment(), "TMPDIR": str(tmp_path / "temporary")}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 60
+        while not hub.requests_to("objects/batch") and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, shown = process.communicate(timeout=50)  # half of what the upload takes
+    finally:
+        process.kill()
+    assert process.returncode == 2
+    assert shown.splitlines()[-1].startswith("tercet: stopped;")
+    assert list((tmp_path / "temporary").glob("tercet-*")) == []
+    assert set(hub.repository("user/verse").branches) == {"main"}
+    assert push_apart(hub, small_checkpoint, "--branch", "b").returncode == 0
+    assert "model.safetensors" in hub.repository("user/verse").files("b")

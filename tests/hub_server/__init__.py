@@ -25,6 +25,7 @@ a client with an empty cache), and nothing of the offline switches, proxies and 
 
 Addresses, as faults and `requests_to` see them ("METHOD /path?query", percent signs as they come):
     GET /api/whoami-v2    POST /api/repos/create    DELETE /api/repos/delete    POST /api/validate-yaml
+    GET /api/agent-harnesses
     GET /api/models/user/name[/revision/REV|/tree/REV[/PATH]|/refs|/commits/REV]    POST .../paths-info/REV
     POST .../preupload/REV    POST .../commit/BRANCH    POST or DELETE .../branch/NAME    POST .../tag/REV
     DELETE .../tag/NAME    PUT .../settings             (datasets: /api/datasets/...)

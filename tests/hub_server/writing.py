@@ -24,6 +24,7 @@ def answer_general(hub: "HubServer", request: Request) -> Reply:
     """Addresses under /api that are of no repository."""
     answers: dict[tuple[str, str], Callable[[HubServer, Request], Reply]] = {
         ("GET", "/api/whoami-v2"): _who_am_i,
+        ("GET", "/api/agent-harnesses"): _client_programs,
         ("GET", "/api/models"): _list,
         ("GET", "/api/datasets"): _list,
         ("POST", "/api/repos/create"): _create,
@@ -50,6 +51,11 @@ def _who_am_i(hub: "HubServer", request: Request) -> Reply:
             "auth": {"type": "access_token", "accessToken": {"displayName": "for tests", "role": role}},
         }
     )
+
+
+def _client_programs(hub: "HubServer", request: Request) -> Reply:
+    """The command `hf` asks for programs that it would name in its User-Agent; there are none."""
+    return Reply.of_json({"standardEnvVars": [], "harnesses": {}})
 
 
 def _list(hub: "HubServer", request: Request) -> Reply:

@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from tercet.training.memory import MemoryMeter, make_step_model, make_step_optimizers, run_step, step_memory
+from tercet.training.memory import MemoryMeter, make_step_model, run_step, step_memory
+from tercet.training.optimizers import optimizers_of_recipe
 
 LARGER = {"model": {"hidden_size": 64, "num_hidden_layers": 3, "hidden_dropout": 0.0}, "tokenizer": {"vocab_size": 512}}
 SHAPES = {
@@ -29,7 +30,7 @@ def real_step(recipe, config) -> tuple[dict[str, int], int, int]:
     num_micro_batches = min(training.global_batch_size // training.per_device_batch_size, 2)
     with MemoryMeter() as meter:
         model = make_step_model(recipe, config)
-        optimizers = make_step_optimizers(recipe, model)
+        optimizers = optimizers_of_recipe(recipe.optimizer, model)
         for _ in range(2):
             parts = run_step(model, optimizers, batch, num_micro_batches, bfloat16=False, meter=meter)
     states = [value for optimizer in optimizers for entry in optimizer.state.values() for value in entry.values()]
