@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from installed_wheel import run
 
 import tercet
+from installed_wheel import run
 
 
 @pytest.fixture
