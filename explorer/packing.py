@@ -42,19 +42,15 @@ def _text(*parts: bytes) -> str:
 
 
 def pack_fractions(values: np.ndarray, bits: int) -> PackedArray:
-    """Values in [0, 1] whose rows keep their sums: what rounding down leaves goes to the entries that lost most.
+    """Values in [0, 1] whose rows keep their sums: rounded are the running sums, so that no error adds up.
 
     Args:
         values: (..., n).
         bits: 8 or 16 for each; the error of an entry is below 1 / (2 ** bits - 1).
     """
     maximum = 2**bits - 1
-    scaled = np.clip(values.astype(np.float64), 0, 1) * maximum
-    whole = np.floor(scaled)
-    lost = scaled - whole
-    missing = np.round(lost.sum(-1, keepdims=True))
-    rank = np.argsort(np.argsort(-lost, axis=-1, kind="stable"), axis=-1, kind="stable")
-    whole = np.minimum(whole + (rank < missing), maximum)
+    sums = np.clip(values, 0, 1).cumsum(-1, dtype=np.float64)
+    whole = np.diff(np.round(sums * maximum), axis=-1, prepend=0.0).clip(0, maximum)
     return PackedArray("fraction", values.shape, bits, _text(_integers(whole.astype(np.uint32), bits)))
 
 

@@ -5,6 +5,7 @@ V vocab_size, N steps (the prefill and each decode), W the numbers of an E-wide 
 """
 
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -54,7 +55,7 @@ PRECISIONS = (
 def facts(trace: Trace, precision: Precision) -> dict[str, object]:
     """Everything that is no large array, under the names of the trace."""
     acts, model = trace.activations, dataclasses.asdict(trace.model)
-    model["hyperparameters"] = [[name, value] for name, value in trace.model.hyperparameters.items()]
+    model["hyperparameters"] = [[name, _plain(value)] for name, value in trace.model.hyperparameters.items()]
     left_out = [dataclasses.asdict(item) for item in trace.left_out]
     for parts, bits in (
         (("queries", "keys", "values"), precision.heads_bits),
@@ -123,8 +124,22 @@ def arrays(trace: Trace, precision: Precision) -> dict[str, PackedArray]:
     return packed
 
 
+def least_bytes(trace: Trace, precision: Precision) -> int:
+    """Below what no page of this precision will be, told from shapes: saves packing what cannot fit."""
+    acts = trace.activations
+    heads = sum(states.numel() for states in (acts.queries, acts.keys, acts.values) if states is not None)
+    weights = 0 if acts.attentions is None else acts.attentions.numel()
+    # Deflated, heads keep over 0.8 of their bytes and attention, half of it zeros, over 0.2; base64 adds a third.
+    return int((heads * precision.heads_bits * 0.8 + weights * precision.attention_bits * 0.2) / 8 * 4 / 3)
+
+
 def _array(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().float().numpy()
+
+
+def _plain(value: object) -> object:
+    """As JSON can hold it: infinities, which some configs have, become their names."""
+    return json.loads(json.dumps(value, default=str), parse_constant=str)
 
 
 def _short(probabilities: list[float]) -> list[float]:

@@ -4,16 +4,19 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
 from importlib import resources
 
 from tercet.explorer.packing import PackedArray
-from tercet.explorer.page_data import PRECISIONS, Precision, arrays, facts
+from tercet.explorer.page_data import PRECISIONS, Precision, arrays, facts, least_bytes
 from tercet.explorer.record import Trace
+from tercet.training.errors import UserError
 
-DEFAULT_MAX_BYTES = 4_900_000
+BYTES_OF_SMALL = 4_900_000  # that a page of 12 layers and 64 tokens may have
+MOST_BYTES = 3 * BYTES_OF_SMALL
 
-STYLES = ("style.css", "parts.css")
+STYLES = ("style.css", "frame.css", "figures.css", "parts.css")
 SCRIPTS = (
     "arrays.js",
     "core.js",
@@ -32,24 +35,43 @@ SCRIPTS = (
 LANGUAGES = ("en", "zh")
 
 
-def render(trace: Trace, *, max_bytes: int = DEFAULT_MAX_BYTES, form_action: str | None = None) -> str:
+def render(trace: Trace, *, max_bytes: int | None = None, form_action: str | None = None) -> str:
     """One self-contained page: no network, no script but its own, every text of the model inserted as text.
 
     Args:
         max_bytes: Arrays are packed less precisely, then left out with a word in their place, until the page fits. What
-            no precision can shrink (the text itself, the vocabulary) may still exceed it.
+            no precision can shrink (the text itself, the vocabulary) may still exceed it. None is 4.9 MB for 12 layers
+            and 64 tokens, more in proportion for more of them, at most three times that.
         form_action: Where a box for another prompt sends it, by POST, as `prompt` and `new_tokens`; None for no box.
+
+    Raises:
+        UserError: If the model computed numbers that are not finite.
     """
-    page = ""
-    for precision in PRECISIONS:
-        page = _page(trace, precision, form_action)
-        if len(page.encode()) <= max_bytes:
-            break
-    return page
+    wrong = next((i for i, loss in enumerate(trace.losses) if not math.isfinite(loss)), None)
+    if wrong is not None:
+        raise UserError(
+            f"the loss of token {wrong + 1} is {trace.losses[wrong]}: what {trace.model.name} computes is not finite, "
+            "as of a model that has diverged, and there is nothing to draw; take an earlier checkpoint"
+        )
+    limit = _usual_limit(trace) if max_bytes is None else max_bytes
+    for precision in PRECISIONS[:-1]:
+        if least_bytes(trace, precision) > limit:
+            continue
+        packed = arrays(trace, precision)
+        if sum(len(array.data) for array in packed.values()) > limit:
+            continue
+        page = _page(trace, precision, packed, form_action)
+        if len(page.encode()) <= limit:
+            return page
+    return _page(trace, PRECISIONS[-1], arrays(trace, PRECISIONS[-1]), form_action)
 
 
-def _page(trace: Trace, precision: Precision, form_action: str | None) -> str:
-    packed = arrays(trace, precision)
+def _usual_limit(trace: Trace) -> int:
+    more = trace.model.num_layers / 12 * len(trace.tokens) / 64
+    return int(min(BYTES_OF_SMALL * max(more, 1.0), MOST_BYTES))
+
+
+def _page(trace: Trace, precision: Precision, packed: dict[str, PackedArray], form_action: str | None) -> str:
     data = facts(trace, precision)
     data["arrays"] = {name: {"kind": a.kind, "shape": a.shape, "bits": a.bits} for name, a in packed.items()}
     data["form_action"] = form_action

@@ -1,0 +1,258 @@
+// The numbers behind each part of the block, for the chosen layer, head and token.
+
+/** Names of the weights that compute a part; families name them differently, so the pattern has each. */
+const PART_WEIGHTS = {
+  norm1: /(input_layernorm|ln_1|norm_1|ln1|attention_norm|attn_norm|self_attn_layer_norm)\./,
+  q: /(q_proj|q_norm|c_attn|query_key_value|qkv|Wqkv|\.query)/,
+  k: /(k_proj|k_norm|c_attn|query_key_value|qkv|Wqkv|\.key\.)/,
+  v: /(v_proj|c_attn|query_key_value|qkv|Wqkv|\.value)/,
+  output: /(o_proj|out_proj|attn\.c_proj|attention\.dense|self_attention\.dense|attention\.output)/,
+  norm2: /(post_attention_layernorm|ln_2|norm_2|ln2|ffn_norm|mlp_norm|final_layer_norm)\./,
+  expand: /(gate_proj|up_proj|c_fc|fc1|fc_in|h_to_4h|gate_up)/,
+  contract: /(down_proj|mlp\.c_proj|fc2|fc_out|4h_to_h)/,
+};
+
+function weightsOf(part) {
+  const pattern = PART_WEIGHTS[part];
+  if (!pattern) return null;
+  const found = model.weights.filter((weight) => weight.layer === state.layer && pattern.test(weight.name));
+  if (!found.length) return null;
+  return el(
+    'ul',
+    { class: 'weights-used' },
+    found.map((weight) =>
+      el(
+        'li',
+        {},
+        el('code', {}, weight.name),
+        ` ${shape(...weight.shape)} · ${count(weight.shape.reduce((a, b) => a * b, 1))}`,
+      ),
+    ),
+  );
+}
+
+async function partPanel(part) {
+  const D = model.head_dim;
+  const values = {
+    layer: state.layer,
+    head: state.head,
+    token: tokenText(state.token),
+    position: state.token,
+    norm: model.norm,
+    activation: model.activation,
+    group: HEADS_PER_KEY,
+    kvhead: keyHead(),
+    heads: model.num_heads,
+    kvheads: model.num_key_value_heads,
+    dim: D,
+    size: count(model.hidden_size),
+    wide: count(model.intermediate_size),
+    factor: Number((model.intermediate_size / model.hidden_size).toFixed(2)),
+    scale: model.attention_scales ? num(model.attention_scales[state.layer]) : '',
+  };
+  const numbers = await PART_NUMBERS[part](values);
+  return [
+    el('h3', {}, partName(part)),
+    para(`part.${part}.text`, values),
+    el('p', { class: 'where' }, say('part.where', values)),
+    numbers,
+    weightsOf(part) && [el('h4', {}, say('part.weights')), weightsOf(part)],
+  ];
+}
+
+function keyHead() {
+  return Math.floor(state.head / HEADS_PER_KEY);
+}
+
+async function streamVector(array, name, ...indices) {
+  if (!has(array)) return absence(array);
+  const [data, stats] = await loadAll(array, `${array.replace(/s$/, '')}_stats`);
+  const whole = stats ?? (await loadAll('hidden_stats'))[0];
+  const [mean, deviation, rms] = whole.row(...indices);
+  return [
+    vector(name, data.row(...indices), { of: model.hidden_size }),
+    el('p', { class: 'note' }, say('vector.stats', { mean: num(mean), deviation: num(deviation), rms: num(rms) })),
+  ];
+}
+
+async function normed(before, statsRow) {
+  const [mean, deviation, rms] = statsRow;
+  const centred = model.norm === 'LayerNorm';
+  const after = Float32Array.from(before, (value) => (centred ? (value - mean) / deviation : value / rms));
+  return [
+    vector(say('part.before'), before, { of: model.hidden_size }),
+    el('p', { class: 'note' }, say('vector.stats', { mean: num(mean), deviation: num(deviation), rms: num(rms) })),
+    vector(say('part.normed'), after, { of: model.hidden_size }),
+    el('p', { class: 'note' }, say(centred ? 'part.norm.centred' : 'part.norm.rms')),
+  ];
+}
+
+async function headVector(array, name, kind, head) {
+  if (!has(array)) return absence(array);
+  const data = await load(array);
+  return vector(name, data.row(state.layer, head, state.token), { kind, many: 8 });
+}
+
+/** The token's scores against every key, those that the mask hides too: q·k times the scale. */
+async function scoresOf(layer, head, token) {
+  if (!has('queries') || !has('keys') || !model.attention_scales) return null;
+  const [queries, keys] = await loadAll('queries', 'keys');
+  const q = queries.row(layer, head, token);
+  return Float32Array.from({ length: NUM_TOKENS }, (_, j) => {
+    const k = keys.row(layer, Math.floor(head / HEADS_PER_KEY), j);
+    let sum = 0;
+    for (let i = 0; i < q.length; i++) sum += q[i] * k[i];
+    return sum * model.attention_scales[layer];
+  });
+}
+
+/** Whether the causal mask (and the layer's window) lets a query see a key. */
+function sees(layer, query, key) {
+  const window = model.windows[layer];
+  return key <= query && (window === null || query - key < window);
+}
+
+function scoreList(scores, masked) {
+  const finite = [...scores].filter((value, j) => !masked || sees(state.layer, state.token, j));
+  const [low, high] = [Math.min(...finite), Math.max(...finite)];
+  return bars(
+    Array.from(scores, (score, j) => {
+      const hidden = !sees(state.layer, state.token, j);
+      return {
+        label: `${j} ${clip(tokenText(j), 12)}${j === state.token ? ' ◂' : ''}`,
+        value: masked && hidden ? 0 : (score - low) / (high - low || 1),
+        note: masked && hidden ? '−∞' : num(score),
+        kind: hidden ? 'hidden' : '',
+      };
+    }),
+    'tall',
+  );
+}
+
+async function scorePanel(masked) {
+  const scores = await scoresOf(state.layer, state.head, state.token);
+  if (!scores) return absence('queries', 'keys') ?? para('part.scores.unknown', {}, 'absent');
+  const error = facts.score_error;
+  return [
+    el(
+      'p',
+      { class: 'note' },
+      error === null ? '' : say(error > 0.05 ? 'part.scores.more' : 'part.scores.error', { error: num(error, 2) }),
+    ),
+    scoreList(scores, masked),
+  ];
+}
+
+async function attentionRow() {
+  return (await load('attentions')).row(state.layer, state.head, state.token);
+}
+
+function sum(values) {
+  return values.reduce((total, value) => total + value, 0);
+}
+
+const PART_NUMBERS = {
+  input: () => streamVector('hidden', 'x', state.layer, state.token),
+  norm1: async () => {
+    const [hidden, stats] = await loadAll('hidden', 'hidden_stats');
+    return normed(hidden.row(state.layer, state.token), stats.row(state.layer, state.token));
+  },
+  q: () => headVector('queries', 'q', 'query', state.head),
+  k: () => headVector('keys', 'k', 'key', keyHead()),
+  v: () => headVector('values', 'v', 'value', keyHead()),
+  rotate: async () => {
+    if (!has('rotary')) return absence('rotary_angles');
+    const angles = (await load('rotary')).row(state.token);
+    const list = Array.from(angles.slice(0, 6), (angle) => `${((angle * 180) / Math.PI).toFixed(1)}°`).join(', ');
+    return el('p', { class: 'numbers' }, say('part.rotate.angles', { list, position: state.token }));
+  },
+  cache: async () => {
+    if (!facts.has_cache) return absence('cache');
+    const step = facts.steps[Math.min(state.step, facts.steps.length - 1)];
+    const one = (await headVector('keys', 'k', 'key', keyHead())) ?? null;
+    return [
+      el(
+        'p',
+        { class: 'numbers' },
+        say('part.cache.bytes', {
+          layer: bytes(step.cache_bytes_per_layer[state.layer]),
+          all: bytes(step.cache_bytes),
+          column: bytes(step.cache_bytes / Math.max(step.num_keys, 1)),
+          exact: count(step.cache_bytes),
+        }),
+      ),
+      one,
+      await headVector('values', 'v', 'value', keyHead()),
+    ];
+  },
+  scores: () => scorePanel(false),
+  mask: () => scorePanel(true),
+  softmax: async () => {
+    if (!has('attentions')) return absence('attentions');
+    const row = await attentionRow();
+    const top = largest(row);
+    return [
+      bars(
+        Array.from(row, (weight, j) => ({
+          label: `${j} ${clip(tokenText(j), 12)}${j === state.token ? ' ◂' : ''}`,
+          value: weight / top,
+          note: sees(state.layer, state.token, j) ? percent(weight) : '0',
+          kind: sees(state.layer, state.token, j) ? '' : 'hidden',
+        })),
+        'tall',
+      ),
+      el('p', { class: 'numbers' }, say('part.softmax.sum', { sum: sum(row).toFixed(4) })),
+    ];
+  },
+  weighted: async () => {
+    if (!has('attentions') || !has('values')) return absence('attentions', 'values');
+    const [row, values] = [await attentionRow(), await load('values')];
+    const width = values.shape[3];
+    const result = new Float32Array(width);
+    for (let j = 0; j <= state.token; j++) {
+      const v = values.row(state.layer, keyHead(), j);
+      for (let i = 0; i < width; i++) result[i] += row[j] * v[i];
+    }
+    const order = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 4);
+    const terms = order.filter((j) => row[j] > 0).map((j) => `${row[j].toFixed(3)} · v(${clip(tokenText(j), 10)})`);
+    return [
+      el('p', { class: 'numbers' }, `${terms.join(' + ')}${state.token >= terms.length ? ' + …' : ''}`),
+      vector(say('part.weighted.result'), result, { kind: 'value', many: 8 }),
+    ];
+  },
+  output: () => streamVector('attention_outputs', say('part.output.vector'), state.layer, state.token),
+  add1: async () => {
+    if (!has('middle_stats')) return facts.residual === 'sequential' ? absence('attention_outputs') : null;
+    const [hidden, added, stats] = await loadAll('hidden', 'attention_outputs', 'middle_stats');
+    const total = addUp(hidden.row(state.layer, state.token), added.row(state.layer, state.token));
+    const [mean, deviation, rms] = stats.row(state.layer, state.token);
+    return [
+      vector(say('part.sum'), total, { of: model.hidden_size }),
+      el('p', { class: 'note' }, say('vector.stats', { mean: num(mean), deviation: num(deviation), rms: num(rms) })),
+    ];
+  },
+  norm2: async () => {
+    if (!has('middle_stats')) return facts.residual === 'sequential' ? absence('attention_outputs') : null;
+    const [hidden, added, stats] = await loadAll('hidden', 'attention_outputs', 'middle_stats');
+    return normed(
+      addUp(hidden.row(state.layer, state.token), added.row(state.layer, state.token)),
+      stats.row(state.layer, state.token),
+    );
+  },
+  expand: () =>
+    el(
+      'p',
+      { class: 'numbers' },
+      `${count(model.hidden_size)} → ${count(model.intermediate_size)} (× ${Number((model.intermediate_size / model.hidden_size).toFixed(2))})`,
+    ),
+  activation: async () => {
+    if (!has('neuron_values')) return absence('mlp_activations');
+    return neuronList(8);
+  },
+  contract: () => streamVector('mlp_outputs', say('part.contract.vector'), state.layer, state.token),
+  add2: () => streamVector('hidden', say('part.sum'), state.layer + 1, state.token),
+};
+
+function addUp(a, b) {
+  return Float32Array.from(a, (value, i) => value + b[i]);
+}

@@ -1,0 +1,123 @@
+// The feed-forward network: expand, activation, contract; which neurons a token makes active.
+
+const ACTIVATIONS = [
+  [/gelu/, (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)))],
+  [/silu|swish/, (x) => x / (1 + Math.exp(-x))],
+  [/relu2|relu_squared/, (x) => Math.max(0, x) ** 2],
+  [/relu/, (x) => Math.max(0, x)],
+  [/tanh/, Math.tanh],
+];
+
+view('ffn', ['layer', 'token'], async (section) => {
+  const factor = model.intermediate_size / model.hidden_size;
+  const values = {
+    size: count(model.hidden_size),
+    wide: count(model.intermediate_size),
+    factor: Number(factor.toFixed(2)),
+    activation: model.activation,
+    layer: state.layer,
+    token: tokenText(state.token),
+    position: state.token,
+    share: percent(mlpShare()),
+  };
+  const intro = [heading('ffn', values), para(`ffn.${model.mlp}`, values)];
+  const drawing = el(
+    'div',
+    { class: 'widths', role: 'img', 'aria-label': say('ffn.widths', values) },
+    ['contracted', 'expanded', 'expanded', 'contracted'].map((kind, i) => {
+      const bar = el('div', { class: `width ${kind}` }, el('span', {}, say(`ffn.width.${i}`, values)));
+      bar.style.width = `${kind === 'expanded' ? 100 : Math.min(100, 100 / factor)}%`;
+      return bar;
+    }),
+  );
+  if (!has('neuron_values')) {
+    fill(section, intro, drawing, absence('mlp_activations'), curve());
+    return;
+  }
+  const [half, profile] = await loadAll('neuron_half', 'neuron_profile');
+  const cells = profile.row(state.layer, state.token);
+  const halves = half.row(state.layer)[state.token];
+  fill(
+    section,
+    intro,
+    drawing,
+    el(
+      'div',
+      { class: 'two' },
+      el('div', {}, el('h3', {}, say('ffn.top', values)), tokenNote(values), await neuronList(12)),
+      el(
+        'div',
+        {},
+        el('h3', {}, say('ffn.all', values)),
+        vector(say('ffn.profile'), cells, { of: cells.length, many: 0 }),
+        para(
+          'ffn.cells',
+          { cells: cells.length, each: Number((model.intermediate_size / cells.length).toFixed(1)), wide: values.wide },
+          'note',
+        ),
+        para('ffn.half', { half: count(halves), wide: values.wide, share: percent(halves / model.intermediate_size) }),
+        curve(),
+      ),
+    ),
+    el('h3', {}, say('ffn.choose')),
+    tokenRow({ name: 'ffn-row', label: say('ffn.choose'), chosen: state.token, choose: (token) => change({ token }) }),
+  );
+});
+
+function tokenNote(values) {
+  return el('p', { class: 'where' }, say('ffn.where', values));
+}
+
+function mlpShare() {
+  const size = (weight) => (weight.tied_to ? 0 : weight.shape.reduce((a, b) => a * b, 1));
+  return (
+    model.weights.filter((weight) => weight.part === 'mlp').reduce((total, weight) => total + size(weight), 0) /
+    model.num_parameters
+  );
+}
+
+async function neuronList(many) {
+  const [ids, found] = await loadAll('neuron_ids', 'neuron_values');
+  const [names, values] = [ids.row(state.layer, state.token), found.row(state.layer, state.token)];
+  const top = Math.abs(values[0]);
+  return bars(
+    Array.from(names.slice(0, many), (id, i) => ({
+      label: say('ffn.neuron', { id }),
+      value: Math.abs(values[i]) / (top || 1),
+      note: num(values[i]),
+      kind: values[i] < 0 ? 'negative' : '',
+    })),
+  );
+}
+
+/** The activation function from -4 to 4, where its name is one that this page knows. */
+function curve() {
+  const found = ACTIVATIONS.find(([pattern]) => pattern.test(model.activation));
+  if (!found) return null;
+  const canvas = el('canvas', { role: 'img', 'aria-label': say('ffn.curve', { activation: model.activation }) });
+  const [width, height] = [260, 120];
+  paint(canvas, width, height, (context) => {
+    const at = (x, y) => [((x + 4) / 8) * width, height - 16 - ((y + 0.5) / 4.5) * (height - 16)];
+    context.strokeStyle = palette.line;
+    context.beginPath();
+    context.moveTo(...at(-4, 0));
+    context.lineTo(...at(4, 0));
+    context.moveTo(...at(0, -0.5));
+    context.lineTo(...at(0, 4));
+    context.stroke();
+    context.strokeStyle = palette.accent;
+    context.lineWidth = 2;
+    context.beginPath();
+    for (let i = 0; i <= 160; i++) {
+      const x = -4 + i / 20;
+      context[i ? 'lineTo' : 'moveTo'](...at(x, Math.min(found[1](x), 4)));
+    }
+    context.stroke();
+    context.fillStyle = palette.faint;
+    context.font = palette.font;
+    context.fillText('−4', 2, height - 4);
+    context.fillText('0', width / 2 - 3, height - 4);
+    context.fillText('4', width - 9, height - 4);
+  });
+  return el('figure', {}, canvas, el('figcaption', {}, say('ffn.curve', { activation: model.activation })));
+}

@@ -1,0 +1,162 @@
+"""The numbers of the page, read from the page in a browser, against the model and against each other."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+KINDS = ["gpt2", "llama", "tercet-mixed"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_rows_sum_to_one_and_none_looks_ahead(shown, kind):
+    weights = shown(kind).array("attentions")
+    assert weights.shape[-1] > 10
+    assert np.abs(weights.sum(-1) - 1).max() < 1e-3
+    assert np.triu(weights, 1).max() == 0
+    assert weights.std() > 0.01  # not just a uniform row
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_is_the_models_and_the_softmax_of_the_scores_beside_it(record, shown, kind):
+    page, activations = shown(kind), record(kind).trace.activations
+    weights = page.array("attentions")
+    np.testing.assert_allclose(weights, activations.attentions.numpy(), atol=3e-5)
+    layer, head, token = 1, 3, weights.shape[-1] - 2
+    scores = np.array(page.run("async ([l, h, t]) => [...await explorer.scoresOf(l, h, t)]", [layer, head, token]))
+    window = record(kind).trace.model.windows[layer] or 10**9
+    seen = np.array([j <= token and token - j < window for j in range(len(scores))])
+    shares = np.where(seen, np.exp(scores - scores[seen].max()), 0)
+    np.testing.assert_allclose(shares / shares.sum(), weights[layer, head, token], atol=1e-3)
+    assert np.isfinite(scores).all()  # also of the tokens that the mask hides
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_new_tokens_are_what_generate_writes(record, shown, kind):
+    page, traced = shown(kind), record(kind)
+    new_tokens = len(traced.trace.tokens) - traced.trace.num_prompt_tokens
+    ids = traced.model.generate(traced.prompt_ids, max_new_tokens=new_tokens, do_sample=False)[0].tolist()
+    assert page.run("explorer.facts.tokens.map((token) => token.id)") == ids
+    assert page.run("explorer.facts.candidates.map((row) => row[0])") == ids[traced.trace.num_prompt_tokens :]
+    for step in range(new_tokens):
+        page.change(step=step)
+        assert "◂" in page.text("#sampling .bars li:first-child")  # the chosen one leads the list
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_last_row_of_the_lens_is_the_output(record, shown, kind):
+    page, traced = shown(kind), record(kind)
+    lens = page.run("explorer.facts.lens")
+    with torch.no_grad():
+        logits = traced.model(traced.ids).logits[0].double()
+    top = logits.softmax(-1).topk(5)
+    np.testing.assert_allclose(lens["probabilities"][-1], top.values.numpy(), atol=1e-5)
+    assert (np.array(lens["ids"][-1]) == top.indices.numpy()).mean() > 0.98  # equal but for ties
+    for step in range(3):  # and the page's own logits say the same
+        ours = page.run("async (step) => [...await explorer.sortedLogits(step)]", step)
+        position = traced.trace.num_prompt_tokens - 1 + step
+        np.testing.assert_allclose(
+            torch.tensor(ours).double().softmax(-1)[:5].numpy(), lens["probabilities"][-1][position], atol=1e-5
+        )
+
+
+def test_cache_bytes_are_those_of_the_cache(record, shown):
+    page, traced = shown("tercet-modern"), record("tercet-modern")
+    output = traced.model.generate(
+        traced.prompt_ids,
+        max_new_tokens=len(traced.trace.tokens) - traced.trace.num_prompt_tokens,
+        do_sample=False,
+        return_dict_in_generate=True,
+    )
+    last = page.run("explorer.facts.steps.at(-1)")
+    assert last["cache_bytes_allocated"] == output.cache.nbytes
+    assert last["num_keys"] == output.cache.get_seq_length()
+    page.change(step=traced.trace.decode[-1].token - traced.trace.num_prompt_tokens)
+    assert f"({output.cache.nbytes:,} B)" in page.text("#inference table")
+    assert f"({last['cache_bytes']:,} B)" in page.text("#inference table")
+
+
+def test_each_decode_step_adds_one_column_to_each_layer(shown):
+    page = shown("gpt2")
+    steps = page.run("explorer.facts.steps")
+    column = 2 * 32 * 4  # key and value, hidden size, float32
+    assert [step["num_queries"] for step in steps[1:]] == [1] * (len(steps) - 1)
+    for before, after in itertools.pairwise(steps):
+        assert after["cache_bytes_read"] == before["cache_bytes"]
+        assert np.subtract(after["cache_bytes_per_layer"], before["cache_bytes_per_layer"]).tolist() == [column] * 3
+
+
+@pytest.mark.parametrize("settings", [(0.7, 40, 1.0), (1.0, 1024, 0.9), (1.6, 300, 0.5), (0.05, 5, 0.99)])
+def test_sliders_make_the_distribution_of_transformers_warpers(record, shown, settings):
+    temperature, top_k, top_p = settings
+    traced, page, step = record("llama"), shown("llama"), 2
+    logits = traced.trace.activations.logits[traced.trace.num_prompt_tokens - 1 + step][None].double()
+    warped = TemperatureLogitsWarper(temperature)(None, logits)
+    warped = TopKLogitsWarper(top_k)(None, warped)
+    if top_p < 1:
+        warped = TopPLogitsWarper(top_p)(None, warped)
+    expected = warped.softmax(-1)[0].sort(descending=True).values
+    got = page.run(
+        """async ([step, temperature, topK, topP]) => {
+          const { probabilities, kept } = explorer.distribution(
+            await explorer.sortedLogits(step), { temperature, topK, topP });
+          return [[...probabilities], kept];
+        }""",
+        [step, *settings],
+    )
+    np.testing.assert_allclose(got[0], expected.numpy(), atol=2e-4)
+    assert got[1] == int((expected > 0).sum())
+
+
+def test_moving_a_slider_recomputes_what_is_shown(open_page, record):
+    from tercet.explorer import render
+
+    page = open_page(render(record("gpt2").trace))
+    first = "#sampling .bars li:first-child .bar-note"
+    before = page.text(first)
+    page.page.focus("#slider-temperature")
+    for _ in range(14):
+        page.page.keyboard.press("ArrowLeft")
+    after = page.text(first)
+    logits = torch.tensor(page.run("async () => [...await explorer.sortedLogits(0)]")).double()
+    temperature = page.run("explorer.settings.temperature")
+    assert temperature == pytest.approx(0.3)
+    assert float(after.split("%")[0]) == pytest.approx(100 * (logits / temperature).softmax(-1)[0].item(), abs=0.06)
+    assert after != before
+    page.page.focus("#slider-topK")
+    page.page.keyboard.press("Home")
+    assert page.text(first).startswith("100.0%")
+    assert page.text("#sampling .status").startswith("1 of 1,024")
+
+
+def test_weighted_values_are_what_the_head_found(record, shown):
+    """The page's own sum of shares times values, through the output matrix, is what the model's attention adds."""
+    traced, page = record("llama"), shown("llama")
+    weights, values = page.array("attentions"), page.array("values")
+    layer, token = 1, 9
+    found = np.einsum("hj,hjd->hd", weights[layer, :, token], values[layer].repeat(2, axis=0)).reshape(-1)
+    output = traced.model.model.layers[layer].self_attn.o_proj.weight.detach().numpy() @ found
+    np.testing.assert_allclose(output, page.array("attention_outputs")[layer, token], atol=5e-3)
+
+
+def test_rotary_angles_are_position_times_frequency(record, shown):
+    angles = shown("llama").array("rotary")
+    frequencies = record("llama").model.model.rotary_emb.inv_freq.numpy()
+    turned = np.outer(np.arange(len(angles)), frequencies)
+    np.testing.assert_allclose(np.cos(angles), np.cos(turned), atol=1e-4)
+    np.testing.assert_allclose(np.sin(angles), np.sin(turned), atol=1e-4)
+
+
+def test_loss_and_counts_are_the_models(record, shown):
+    traced, page = record("gpt2"), shown("gpt2")
+    with torch.no_grad():
+        loss = traced.model(traced.prompt_ids, labels=traced.prompt_ids).loss.item()
+    assert f"{loss:.3f} nats" in page.text("#loss .facts")
+    assert f"{traced.model.num_parameters():,}" in page.text("#weights .intro")
+    names = page.run("[...document.querySelectorAll('#weights details tbody th')].map((cell) => cell.textContent)")
+    assert set(names) >= {name for name, _ in traced.model.named_parameters()}
+    listed = page.text("#hyperparameters table")
+    assert [name for name in traced.trace.model.hyperparameters if name not in listed] == []
+    assert {"n_embd", "n_layer", "n_head", "vocab_size"} <= set(listed.split())
