@@ -174,7 +174,7 @@ class _Feed:
         self._kind_of_words: Words = words
         self._all_bytes = num_bytes
         self._max_trainer_bytes = max_trainer_bytes
-        self._words = DistinctWords()
+        self._words = DistinctWords(words)
         # Were every byte of it new, there would be room: the common small corpus is not looked at word by word.
         self._has_room_for_all = self._trainer_bytes(num_bytes, num_bytes // 8) <= max_trainer_bytes
         self.num_pieces = 0

@@ -6,6 +6,8 @@ gigabyte of Chinese, whose words run from one mark to the next, does not.
 
 import numpy as np
 
+from tercet.tokenizer.pretokenization import Words
+
 _SPACE, _NEWLINE, _DIGIT, _LETTER, _MARK = range(5)
 _BLOCK_BYTES = 1 << 15  # eight bytes each, a few times over: what the processor's cache holds
 _MAX_WORD_BYTES = 64  # longer ones are counted in parts: a single one that is in the sample would weigh too much
@@ -18,10 +20,12 @@ class DistinctWords:
     """Counts by a sample of the words themselves: one that is in the sample is in it wherever it comes up.
 
     Words are close to the pre-tokenizer's, and more rather than fewer: letters (every byte above 127 is one) with the
-    character before them, or marks. Digits and blanks, in words of their own, make few that are distinct.
+    character before them, or marks. Digits and blanks, in words of their own, make few that are distinct. Where words
+    are longer than Llama 3's, digits and all marks that do not part them are letters.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, words: Words = "llama3") -> None:
+        self._kinds = _KINDS[words]
         self._sampled: set[int] = set()
         self._sampled_bytes = 0
 
@@ -41,7 +45,7 @@ class DistinctWords:
             self._add_block(np.frombuffer(content, np.uint8, min(_BLOCK_BYTES, len(content) - start), start))
 
     def _add_block(self, codes: np.ndarray) -> None:
-        starts, ends = _words(codes)
+        starts, ends = _words(self._kinds[codes])
         if not len(starts):
             return
         # Polynomial hashes of all words by differences of one running sum, modulo 2**64.
@@ -57,10 +61,9 @@ class DistinctWords:
                 self._sampled_bytes += length
 
 
-def _words(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the words of a block start and end."""
-    kinds = _KINDS[codes]
-    bounds = np.concatenate(([0], np.flatnonzero(kinds[1:] != kinds[:-1]) + 1, [len(codes)]))
+def _words(kinds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the words of a block start and end; kinds of its bytes."""
+    bounds = np.concatenate(([0], np.flatnonzero(kinds[1:] != kinds[:-1]) + 1, [len(kinds)]))
     starts, ends = bounds[:-1], bounds[1:]
     counted = kinds[starts] >= _LETTER
     starts, ends = starts[counted], ends[counted]
@@ -76,12 +79,15 @@ def _words(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return part_starts, np.minimum(part_starts + _MAX_WORD_BYTES, ends[word])
 
 
-def _kinds() -> np.ndarray:
-    kinds = np.full(256, _MARK, np.uint8)
+def _kinds(words: Words) -> np.ndarray:
+    kinds = np.full(256, _MARK if words == "llama3" else _LETTER, np.uint8)
     kinds[[ord(c) for c in " \t\x0b\x0c"]] = _SPACE
     kinds[[ord(c) for c in "\r\n"]] = _NEWLINE
-    kinds[[ord(c) for c in "0123456789"]] = _DIGIT
-    kinds[[c for c in range(256) if c > 127 or chr(c).isalpha()]] = _LETTER
+    if words == "llama3":
+        kinds[[ord(c) for c in "0123456789"]] = _DIGIT
+        kinds[[c for c in range(256) if c > 127 or chr(c).isalpha()]] = _LETTER
+    if words == "bloom":
+        kinds[[ord(c) for c in "(|.,!?)"]] = _MARK
     return kinds
 
 
@@ -92,6 +98,6 @@ def _powers(base: int) -> np.ndarray:
     return np.cumprod(powers, dtype=np.uint64)
 
 
-_KINDS = _kinds()
+_KINDS: dict[Words, np.ndarray] = {words: _kinds(words) for words in ("llama3", "bloom", "blanks")}
 _POWERS = _powers(_MULTIPLIER)
 _INVERSE_POWERS = _powers(_INVERSE)

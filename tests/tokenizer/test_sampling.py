@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tercet.tokenizer.pretokenization import split_document
+from tercet.tokenizer.pretokenization import split_document, word_splitter
 from tercet.tokenizer.sampling import MIN_SAMPLE_BYTES, TextSampler
 from tercet.tokenizer.word_sketch import DistinctWords
 
@@ -120,6 +120,19 @@ def test_words_without_blanks_count_with_all_their_bytes():
     once = sketch.num_bytes
     sketch.add(text)
     assert sketch.num_bytes == once
+
+
+@pytest.mark.parametrize("words", ["llama3", "bloom", "blanks"])
+def test_words_are_those_that_the_trainer_will_hold(words):
+    """The memory that they are an estimate of is a promise."""
+    generator = random.Random(0)
+    parts = ["".join(generator.choices("abcdefgh", k=4)) for _ in range(300)]
+    text = " ".join(f"{generator.choice(parts)}->{generator.choice(parts)}[{i}]," for i in range(60_000))
+    held = {word for word, _ in word_splitter(words).pre_tokenize_str(text)}
+    sketch = DistinctWords(words)
+    sketch.add(text.encode())
+    num_bytes = sum(map(len, held))  # a character each
+    assert sketch.num_bytes == pytest.approx(num_bytes, rel=0.1, abs=20_000)
 
 
 def test_one_word_of_millions_does_not_stand_for_all():
