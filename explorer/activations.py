@@ -19,6 +19,7 @@ from tercet.explorer.recorder import PassRecord
 from tercet.training.errors import UserError
 
 _Parts = dict[str, torch.Tensor | None]
+_INSIDE_EXPERTS = "each token goes through experts of its own choice, whose insides are not recorded"
 _ROUNDING = 0.02  # of the sum of a row of bfloat16 weights
 
 
@@ -151,9 +152,26 @@ def _additions(model: PreTrainedModel, record: PassRecord) -> tuple[_Parts, list
     if parts["mlp_activations"] is None:
         reason = "the MLP has no one matrix that contracts in every block"
         if has_experts(model):
-            reason = "each token goes through experts of its own choice, whose insides are not recorded"
+            reason = _INSIDE_EXPERTS
         left_out.append(LeftOut("mlp_activations", reason))
-    return parts, left_out
+    before, more = _before_activation(model, record)
+    return parts | before, left_out + more
+
+
+def _before_activation(model: PreTrainedModel, record: PassRecord) -> tuple[_Parts, list[LeftOut]]:
+    """What the MLP's expanding matrices give."""
+    seen = [layer.expansion.before for layer in record.layers if layer.expansion and layer.expansion.before]
+    gates = [before.gates for before in seen if before.gates is not None]
+    parts: _Parts = {"mlp_gates": None, "mlp_ups": None}
+    if len(seen) == len(record.layers) and len(gates) in (0, len(seen)):
+        parts["mlp_ups"] = _stack([before.ups for before in seen])
+        parts["mlp_gates"] = _stack(gates)
+    if parts["mlp_ups"] is not None:
+        return parts, []
+    reason = "in some block neither activation(gate) * up nor activation(up) of its matrices is what is contracted"
+    if has_experts(model):
+        reason = _INSIDE_EXPERTS
+    return parts, [LeftOut("mlp_ups", reason)]
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -16,6 +16,8 @@ from transformers import PreTrainedModel
 from tercet.explorer.record import WeightFacts
 from tercet.training.errors import UserError
 
+_ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation_function", "activation", "afn")
+
 
 @dataclass(frozen=True)
 class Block:
@@ -58,6 +60,13 @@ def mlp_width(config: Any) -> int:
     """Width of the MLPs' inside by the config, of the widest where they differ."""
     width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     return width if isinstance(width, int) else max(width)
+
+
+def activation_name(config: Any) -> str:
+    """What the config calls the MLPs' activation."""
+    found = (getattr(config, name, None) for name in _ACTIVATION_FIELDS)
+    # Some families never ask: they have GELU.
+    return next((name for name in found if isinstance(name, str)), "gelu")
 
 
 def find_parts(model: PreTrainedModel) -> Anatomy:

@@ -4,7 +4,7 @@ Families differ in where the additions happen: in the block, inside attention an
 output (Gemma 2), scaled (Granite), side by side (GPT-NeoX). A reading is taken only if its parts sum up to the block's
 output.
 
-Shapes: S tokens, E hidden_size, F intermediate_size.
+Shapes: S tokens, E hidden_size.
 """
 
 from collections.abc import Iterable
@@ -49,13 +49,6 @@ class Additions(NamedTuple):
     mlp: torch.Tensor
 
 
-class Expansion(NamedTuple):
-    """The inside of an MLP: what its contracting matrix is given, (S, F), and whether a gate multiplied it."""
-
-    activations: torch.Tensor
-    is_gated: bool
-
-
 def find_additions(block: Block, calls: BlockCalls, output: torch.Tensor, multiplier: float) -> Additions | None:
     """The reading of a block whose parts sum up to its output.
 
@@ -68,7 +61,7 @@ def find_additions(block: Block, calls: BlockCalls, output: torch.Tensor, multip
     Returns:
         None if no reading does.
     """
-    attended, expanded = _call_of(calls, [block.attention]), _call_of(calls, block.feed_forward)
+    attended, expanded = call_of(calls, [block.attention]), call_of(calls, block.feed_forward)
     if attended is None or expanded is None or attended.returned.shape != calls.given.shape:
         return None
     attention, mlp = _followed(calls, attended), _followed(calls, expanded).view_as(attended.returned)
@@ -84,21 +77,6 @@ def find_additions(block: Block, calls: BlockCalls, output: torch.Tensor, multip
     return apart if attention_is_told and mlp_is_told else None
 
 
-def find_expansion(block: Block, calls: BlockCalls, additions: Additions | None) -> Expansion | None:
-    """The contracting matrix is the last one whose result the MLP returns; None with experts, which mix several."""
-    expanded = _call_of(calls, block.feed_forward)
-    if expanded is None:
-        return None
-    targets = [expanded.value] + ([additions.mlp] if additions is not None else [])
-    for contract in reversed(calls.matrices):
-        if any(_is_same(contract.value, target) for target in targets):
-            inner = contract.given.reshape(-1, contract.given.shape[-1])  # (S, F)
-            width = calls.given.shape[-1]
-            others = [call for call in calls.matrices if call is not contract and call.given.shape[-1] == width]
-            return Expansion(inner, sum(call.returned.shape[-1] for call in others) == 2 * inner.shape[-1])
-    return None
-
-
 def are_close(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Equal but for rounding in their dtype."""
     if left.shape != right.shape:
@@ -107,11 +85,12 @@ def are_close(left: torch.Tensor, right: torch.Tensor) -> bool:
     return bool((left.float() - right.float()).abs().max() <= tolerance)
 
 
-def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
+def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """The same numbers in the same order but for rounding, whatever the shapes."""
     return left.numel() == right.numel() and are_close(left.reshape(right.shape), right)
 
 
-def _call_of(calls: BlockCalls, modules: Iterable[nn.Module | None]) -> Call | None:
+def call_of(calls: BlockCalls, modules: Iterable[nn.Module | None]) -> Call | None:
     """The last call of one of these."""
     return next((call for call in reversed(calls.children) if any(call.module is module for module in modules)), None)
 

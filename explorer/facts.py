@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tercet.explorer.anatomy import Anatomy, list_weights, mlp_width, norm_name, text_config
+from tercet.explorer.anatomy import Anatomy, activation_name, list_weights, mlp_width, norm_name, text_config
 from tercet.explorer.attention_probe import AttentionCall
 from tercet.explorer.costs import has_experts
 from tercet.explorer.record import ModelFacts
@@ -15,7 +15,6 @@ from tercet.explorer.recorder import PassRecord
 from tercet.training.accounting import num_parameters
 from tercet.training.hardware import processor_name
 
-_ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation_function", "activation", "afn")
 _POSITION_FIELDS = ("max_position_embeddings", "max_seq_len", "max_sequence_length")
 
 
@@ -43,7 +42,7 @@ def model_facts(model: PreTrainedModel, anatomy: Anatomy, record: PassRecord, na
         positions=_positions(config, record),
         norm=norm_name(model),
         mlp="experts" if has_experts(model) else "gated" if inner is not None and inner.is_gated else "plain",
-        activation=_activation(config),
+        activation=activation_name(config),
         attention_scales=_scales(record),
         windows=windows(config, record),
         num_parameters=num_parameters(model),
@@ -93,12 +92,6 @@ def _window_of_config(config: Any, index: int) -> int | None:
     if kinds is None:
         return sliding or chunk
     return {"sliding_attention": sliding, "chunked_attention": chunk}.get(kinds[index])
-
-
-def _activation(config: Any) -> str:
-    found = (getattr(config, name, None) for name in _ACTIVATION_FIELDS)
-    # Some families never ask: they have GELU.
-    return next((name for name in found if isinstance(name, str)), "gelu")
 
 
 def _scales(record: PassRecord) -> tuple[float, ...] | None:

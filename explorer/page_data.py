@@ -119,7 +119,11 @@ def arrays(trace: Trace, precision: Precision) -> dict[str, PackedArray]:
         packed["mlp_outputs"] = pack_scaled(_array(acts.mlp_outputs)[..., :width], 16)
         packed["mlp_output_stats"] = pack_float32(_stats(_array(acts.mlp_outputs)))
     if acts.mlp_activations is not None:
-        packed |= _neurons(_array(acts.mlp_activations))
+        order, neurons = _neurons(_array(acts.mlp_activations))
+        packed |= neurons
+        for name, before in (("neuron_gates", acts.mlp_gates), ("neuron_ups", acts.mlp_ups)):
+            if before is not None:
+                packed[name] = pack_float32(np.take_along_axis(_array(before), order, axis=-1))
     packed |= _logits(trace)
     return packed
 
@@ -258,11 +262,14 @@ def _visible(num_tokens: int, window: int | None) -> torch.Tensor:
     return (distance >= 0) & (distance < (window or num_tokens))
 
 
-def _neurons(activations: np.ndarray) -> dict[str, PackedArray]:
+def _neurons(activations: np.ndarray) -> tuple[np.ndarray, dict[str, PackedArray]]:
     """The most active neurons of each token, all neurons as a profile of cells, and how few carry half.
 
     Args:
         activations: (L, S, F).
+
+    Returns:
+        Ids of the most active neurons, (L, S, NUM_NEURONS), and the arrays.
     """
     size = np.abs(activations)
     count = min(NUM_NEURONS, size.shape[-1])
@@ -271,7 +278,7 @@ def _neurons(activations: np.ndarray) -> dict[str, PackedArray]:
     half = (energy < energy[..., -1:] / 2).sum(-1) + 1
     bounds = np.linspace(0, size.shape[-1], min(NUM_PROFILE_CELLS, size.shape[-1]) + 1).astype(int)[:-1]
     profile = np.maximum.reduceat(size, bounds, axis=-1)
-    return {
+    return order, {
         "neuron_ids": pack_unsigned(order),
         "neuron_values": pack_float32(np.take_along_axis(activations, order, axis=-1)),
         "neuron_half": pack_unsigned(half),

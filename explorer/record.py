@@ -159,7 +159,10 @@ class Activations:
         values: (L, K, S, D); a few families have another width here.
         attentions: Softmax of the masked scores, (L, H, S, S); row: query, column: key.
         attention_outputs: What attention adds to the residual stream, (L, S, E).
-        mlp_activations: What the contracting matrix is given, (L, S, F).
+        mlp_gates: What the gating matrix gives, before the activation, (L, S, F); None where the MLP has no gate.
+        mlp_ups: What the expanding matrix gives, (L, S, F): before the activation or, with a gate, never activated.
+        mlp_activations: What the contracting matrix is given, (L, S, F): activation(mlp_gates) * mlp_ups, or, without a
+            gate, activation(mlp_ups).
         mlp_outputs: What the MLP adds, (L, S, E).
         lens_ids: Logit lens: the final norm and head applied after each block, top five ids, (L, S, 5).
         lens_probabilities: Their probabilities, (L, S, 5).
@@ -175,6 +178,8 @@ class Activations:
     values: torch.Tensor | None
     attentions: torch.Tensor | None
     attention_outputs: torch.Tensor | None
+    mlp_gates: torch.Tensor | None
+    mlp_ups: torch.Tensor | None
     mlp_activations: torch.Tensor | None
     mlp_outputs: torch.Tensor | None
     lens_ids: torch.Tensor

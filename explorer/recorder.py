@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from tercet.explorer.anatomy import Anatomy, is_matrix, is_position_table, text_config
+from tercet.explorer.anatomy import Anatomy, activation_name, is_matrix, is_position_table, text_config
 from tercet.explorer.attention_probe import PROBE, AttentionCall, attention_set_to, noted_calls
-from tercet.explorer.block_parts import Additions, BlockCalls, Call, Expansion, find_additions, find_expansion
+from tercet.explorer.block_parts import Additions, BlockCalls, Call, find_additions
+from tercet.explorer.expansion import Before, Expansion, activations_named, find_expansion
 
 
 @dataclass
@@ -70,7 +71,7 @@ def record_pass(model: PreTrainedModel, anatomy: Anatomy, ids: torch.Tensor) -> 
         anatomy: Its parts.
         ids: (1, S).
     """
-    watch = _Watch(anatomy, float(getattr(text_config(model), "residual_multiplier", 1.0)))
+    watch = _Watch(anatomy, text_config(model))
     with attention_set_to(model, PROBE), noted_calls() as calls, _hooked(watch.hooks(model)):
         output = model(input_ids=ids, use_cache=False, return_dict=True)
     record = watch.record
@@ -116,9 +117,10 @@ def _hooked(hooks: Sequence[_Hook]) -> Iterator[None]:
 class _Watch:
     """The hooks of a pass, and what they have seen."""
 
-    def __init__(self, anatomy: Anatomy, residual_multiplier: float) -> None:
+    def __init__(self, anatomy: Anatomy, config: Any) -> None:
         self.anatomy = anatomy
-        self.residual_multiplier = residual_multiplier
+        self.residual_multiplier = float(getattr(config, "residual_multiplier", 1.0))
+        self.functions = activations_named(activation_name(config))
         self.record = PassRecord()
         # Kept until the end of the pass: a tensor that is gone may lend its identity to another one.
         self.outside: list[Call] = []
@@ -183,13 +185,13 @@ class _Watch:
         assert returned is not None and calls is not None
         block = self.anatomy.blocks[len(self.record.layers)]
         additions = find_additions(block, calls, returned, self.residual_multiplier)
-        expansion = find_expansion(block, calls, additions)
+        expansion = find_expansion(block, calls, additions, self.functions)
         self.record.layers.append(
             LayerRecord(
                 _rows(returned),
                 None,
                 None if additions is None else Additions(*map(_rows, additions)),
-                None if expansion is None else expansion._replace(activations=_on_cpu(expansion.activations)),
+                None if expansion is None else _kept(expansion),
             )
         )
         self.record.last, self.calls = returned, None
@@ -215,6 +217,13 @@ def first_tensor(value: Any) -> torch.Tensor | None:
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
     """(1, S, E) or (S, E) -> (S, E), float32 on the CPU."""
     return _on_cpu(tensor.reshape(-1, tensor.shape[-1]))
+
+
+def _kept(expansion: Expansion) -> Expansion:
+    before = expansion.before
+    if before is not None:
+        before = Before(None if before.gates is None else _on_cpu(before.gates), _on_cpu(before.ups))
+    return expansion._replace(activations=_on_cpu(expansion.activations), before=before)
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -136,7 +136,9 @@ def _check_memory(model: PreTrainedModel, anatomy: Anatomy, num_tokens: int) -> 
     width = getattr(config, "hidden_size", 0)
     heads = getattr(config, "num_attention_heads", 1)
     inner = mlp_width(config)
-    numbers = num_layers * num_tokens * (heads * num_tokens + 6 * width + inner) + 3 * num_tokens * config.vocab_size
+    numbers = (
+        num_layers * num_tokens * (heads * num_tokens + 6 * width + 3 * inner) + 3 * num_tokens * config.vocab_size
+    )
     needed, free = 4 * numbers, free_memory_bytes()
     if needed > free:
         raise UserError(

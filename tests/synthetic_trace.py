@@ -57,6 +57,7 @@ def synthetic_trace(
     attentions = scores.masked_fill(future, -math.inf).softmax(-1)
     embeddings, positions = normal(S, E) * 0.1, normal(S, E) * 0.05
     attention_outputs, mlp_outputs = normal(L, S, E) * 0.1, normal(L, S, E) * 0.1
+    ups = normal(L, S, F)
     first = embeddings + positions
     hidden = torch.cat([first[None], first + (attention_outputs + mlp_outputs).cumsum(0)])
     logits = normal(S, V) * 2
@@ -118,7 +119,9 @@ def synthetic_trace(
             values=values,
             attentions=attentions,
             attention_outputs=attention_outputs,
-            mlp_activations=torch.nn.functional.gelu(normal(L, S, F)),
+            mlp_gates=None,
+            mlp_ups=ups,
+            mlp_activations=torch.nn.functional.gelu(ups, approximate="tanh"),
             mlp_outputs=mlp_outputs,
             lens_ids=lens_ids,
             lens_probabilities=lens_probabilities,

@@ -239,15 +239,19 @@ const PART_NUMBERS = {
       stats.row(state.layer, state.token),
     );
   },
-  expand: () =>
-    el(
-      'p',
-      { class: 'numbers' },
-      `${count(model.hidden_size)} → ${count(model.intermediate_size)} (× ${Number((model.intermediate_size / model.hidden_size).toFixed(2))})`,
-    ),
-  activation: async () => {
+  expand: async (values) => [
+    el('p', { class: 'numbers' }, `${values.size} → ${values.wide} (× ${values.factor})`),
+    has('neuron_ups')
+      ? [para(has('neuron_gates') ? 'part.expand.gated' : 'part.expand.plain', values), await expandedTable()]
+      : absence('mlp_ups'),
+  ],
+  activation: async (values) => {
     if (!has('neuron_values')) return absence('mlp_activations');
-    return neuronList(8);
+    if (!has('neuron_ups')) return neuronList(8);
+    return [
+      para(has('neuron_gates') ? 'part.activation.gated' : 'part.activation.plain', values, 'note'),
+      await neuronList(NUM_EXPANDED, true),
+    ];
   },
   contract: () => streamVector('mlp_outputs', say('part.contract.vector'), state.layer, state.token),
   add2: () => streamVector('hidden', say('part.sum'), state.layer + 1, state.token),

@@ -8,6 +8,8 @@ const ACTIVATIONS = [
   [/tanh/, Math.tanh],
 ];
 
+const NUM_EXPANDED = 8; // neurons of which the block's panels show the numbers before the activation
+
 view('ffn', ['layer', 'token'], async (section) => {
   const factor = model.intermediate_size / model.hidden_size;
   const values = {
@@ -76,17 +78,38 @@ function mlpShare() {
   );
 }
 
-async function neuronList(many) {
+/** The most active neurons; with `fromBefore` each note leads from what the activation is given to what is contracted. */
+async function neuronList(many, fromBefore = false) {
   const [ids, found] = await loadAll('neuron_ids', 'neuron_values');
   const [names, values] = [ids.row(state.layer, state.token), found.row(state.layer, state.token)];
   const top = Math.abs(values[0]);
+  const before = fromBefore ? (await load(activatedArray())).row(state.layer, state.token) : null;
   return bars(
     Array.from(names.slice(0, many), (id, i) => ({
       label: say('ffn.neuron', { id }),
       value: Math.abs(values[i]) / (top || 1),
-      note: num(values[i]),
+      note: before ? `${num(before[i])} → ${num(values[i])}` : num(values[i]),
       kind: values[i] < 0 ? 'negative' : '',
     })),
+    before ? 'wide-note' : '',
+  );
+}
+
+/** What the activation is applied to. */
+function activatedArray() {
+  return has('neuron_gates') ? 'neuron_gates' : 'neuron_ups';
+}
+
+/** What the expanding matrices give for the most active neurons, before the activation. */
+async function expandedTable() {
+  const rowOf = (array) => array?.row(state.layer, state.token).slice(0, NUM_EXPANDED);
+  const [ids, gates, ups] = (await loadAll('neuron_ids', 'neuron_gates', 'neuron_ups')).map(rowOf);
+  const head = gates ? ['part.expand.gate', 'part.expand.up'] : ['part.expand.value'];
+  return table(
+    say('part.expand.table'),
+    ['part.expand.neuron', ...head].map((key) => say(key)),
+    Array.from(ids, (id, i) => [String(id), ...(gates ? [num(gates[i])] : []), num(ups[i])]),
+    'before-table',
   );
 }
 

@@ -21,7 +21,9 @@ CLICK_ALL_PARTS = """async () => {
   const parts = document.querySelectorAll('.part').length, names = new Set();
   for (let i = 0; i < parts; i++) {
     document.querySelectorAll('.part')[i].click();
-    await new Promise((done) => setTimeout(done, 15));
+    // The first look into an array takes as long as unpacking it does.
+    for (let waited = 0; document.querySelectorAll('.part')[i].ariaPressed !== 'true' && waited < 500; waited++)
+      await new Promise((done) => setTimeout(done, 10));
     names.add(document.querySelector('.panel h3').textContent + document.querySelector('.panel').childElementCount);
   }
   return names.size;

@@ -68,6 +68,17 @@ def test_large_page_is_right_to_the_last_row(open_page, large_page, gpt2_sized):
     page.close()
 
 
+def test_before_the_activation_only_what_is_shown_is_kept(gpt2_sized, large_page):
+    """Of 3,072 neurons the twelve that are listed, as they are: most of a page's bytes are for attention."""
+    arrays = json.loads(re.search(r'id="facts">(.*?)</script>', large_page, re.DOTALL)[1])["arrays"]
+    assert arrays["neuron_ups"] == {"kind": "float32", "shape": [12, 64, 12], "bits": 32}
+    assert "neuron_gates" not in arrays
+    gated = dataclasses.replace(gpt2_sized.activations, mlp_gates=gpt2_sized.activations.mlp_ups)
+    page = render(dataclasses.replace(gpt2_sized, activations=gated))
+    assert '"neuron_gates"' in page and '"attentions"' in page
+    assert len(page.encode()) < 5_000_000
+
+
 def test_what_does_not_fit_is_left_out_with_a_word_in_its_place(open_page):
     trace = synthetic_trace(num_layers=4, num_heads=8, num_key_value_heads=4, head_dim=32, vocab_size=300)
     whole = render(trace)

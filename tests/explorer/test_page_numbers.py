@@ -141,6 +141,71 @@ def test_weighted_values_are_what_the_head_found(record, shown):
     np.testing.assert_allclose(output, page.array("attention_outputs")[layer, token], atol=5e-3)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "phi3"])
+def test_expand_shows_what_the_matrices_give_before_the_activation(record, shown, kind):
+    page, activations = shown(kind), record(kind).trace.activations
+    strings = page.run("explorer.strings.en")
+    parts = [part for part in (activations.mlp_gates, activations.mlp_ups) if part is not None]
+    for layer, token in ((1, 4), (2, 7)):
+        page.change(layer=layer, token=token)
+        strongest = activations.mlp_activations[layer, token].abs().argsort(descending=True, stable=True)[:8]
+        page.page.click(".part-expand")
+        page.until("document.querySelector('.panel .before-table') !== null")
+        rows = page.run(_ROWS)
+        assert [int(row[0]) for row in rows] == strongest.tolist()
+        for i, part in enumerate(parts):
+            told = [_number(row[i + 1]) for row in rows]
+            np.testing.assert_allclose(told, part[layer, token, strongest].numpy(), rtol=6e-3)
+        assert {len(row) for row in rows} == {1 + len(parts)}
+        page.page.click(".part-activation")
+        page.until("document.querySelector('.panel .bars') !== null")
+        notes = page.run("[...document.querySelectorAll('.panel .bar-note')].map((node) => node.textContent)")
+        before, after = np.array([[_number(side) for side in note.split(" → ")] for note in notes]).T
+        np.testing.assert_allclose(before, parts[0][layer, token, strongest].numpy(), rtol=6e-3)
+        np.testing.assert_allclose(after, activations.mlp_activations[layer, token, strongest].numpy(), rtol=6e-3)
+    way = "plain" if activations.mlp_gates is None else "gated"
+    assert strings[f"part.activation.{way}"].split("`")[0] in page.text(".panel")
+
+
+def test_expand_speaks_both_languages_and_stays_on_a_phone(open_page, record):
+    from tercet.explorer import render
+
+    for kind, way in (("llama", "gated"), ("gpt2", "plain")):
+        page = open_page(render(record(kind).trace), viewport={"width": 390, "height": 844})
+        strings = page.run("explorer.strings")
+        page.page.click(".part-expand")
+        page.until("document.querySelector('.panel .before-table') !== null")
+        assert strings["en"][f"part.expand.{way}"].split("*")[0] in page.text(".panel")
+        assert page.run(f"{_TABLE}.scrollWidth") <= page.run(f"{_TABLE}.clientWidth")
+        page.page.click("#language")
+        page.until(f"document.querySelector('.panel h3').textContent === '{strings['zh']['part.expand.name']}'")
+        assert strings["zh"][f"part.expand.{way}"].split("*")[0] in page.text(".panel")
+        heads = page.run("[...document.querySelectorAll('.panel thead th')].map((cell) => cell.textContent)")
+        assert heads[:2] == [
+            strings["zh"]["part.expand.neuron"],
+            strings["zh"]["part.expand.gate" if way == "gated" else "part.expand.value"],
+        ]
+        assert page.run("[...explorer.missing]") == [] and page.complaints == []
+        page.close()
+
+
+def test_expand_says_why_it_has_no_numbers(shown):
+    page = shown("mixtral")
+    page.page.click(".part-expand")
+    page.until("document.querySelector('.panel .absent') !== null")
+    assert "experts of its own choice" in page.text(".panel .absent")
+    assert page.text(".panel .numbers").startswith("32 → 48")
+
+
+_TABLE = "document.querySelector('.panel .scroll')"
+_ROWS = """[...document.querySelectorAll('.panel .before-table tbody tr')].map(
+  (row) => [...row.children].map((cell) => cell.textContent))"""
+
+
+def _number(text: str) -> float:
+    return float(text.replace("\N{MINUS SIGN}", "-"))
+
+
 def test_rotary_angles_are_position_times_frequency(record, shown):
     angles = shown("llama").array("rotary")
     frequencies = record("llama").model.model.rotary_emb.inv_freq.numpy()

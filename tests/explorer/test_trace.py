@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from traced_models import PROMPT, TERCET, WINDOW, make_model
+from transformers.activations import ACT2FN
 
 from tercet.explorer import Sampling, trace
 
@@ -43,6 +44,7 @@ def call(model, ids, **arguments):
 def test_nothing_is_left_out(traced):
     assert traced.trace.left_out == ()
     wanted = {"rotary_angles"} if traced.trace.model.positions == "learned" else {"position_embeddings"}
+    wanted |= set() if traced.trace.model.mlp == "gated" else {"mlp_gates"}
     activations = vars(traced.trace.activations)
     assert {name for name, tensor in activations.items() if tensor is None} == wanted
 
@@ -141,6 +143,67 @@ def test_mlp_activations_are_contracted_to_what_the_mlp_adds(record):
             with torch.no_grad():
                 contracted = traced.model.get_submodule(name.format(layer))(parts.mlp_activations[layer])
             assert close(contracted, parts.mlp_outputs[layer])
+
+
+GATES_AND_UPS = {  # the matrices of a block's MLP by name; of both in one, the halves
+    "gpt2": (None, "transformer.h.{}.mlp.c_fc"),
+    "opt": (None, "model.decoder.layers.{}.fc1"),
+    "gpt_neox": (None, "gpt_neox.layers.{}.mlp.dense_h_to_4h"),
+    "tercet-classic": (None, "model.layers.{}.mlp.up_proj"),
+    "phi3": ("model.layers.{}.mlp.gate_up_proj", "model.layers.{}.mlp.gate_up_proj"),
+}
+GATED = ("model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj")
+
+
+def test_activated_gates_times_ups_are_what_is_contracted(traced):
+    activate = ACT2FN[traced.trace.model.activation]
+    parts = traced.trace.activations
+    made = activate(parts.mlp_ups) if parts.mlp_gates is None else activate(parts.mlp_gates) * parts.mlp_ups
+    assert close(made, parts.mlp_activations, tolerance=1e-5)
+
+
+def test_gates_and_ups_are_those_of_the_matrices_with_these_names(traced):
+    seen = {}
+
+    def see(module, args, output):
+        seen[module] = output.detach().reshape(traced.ids.shape[1], -1)
+
+    model = copy.deepcopy(traced.model)
+    for module in model.modules():
+        module.register_forward_hook(see) if hasattr(module, "weight") else None
+    with torch.no_grad():
+        model(traced.ids, use_cache=False)
+    gate, up = GATES_AND_UPS.get(traced.kind, GATED)
+    parts = traced.trace.activations
+    width = traced.trace.model.intermediate_size
+    for layer in range(3):
+        assert close(parts.mlp_ups[layer], seen[model.get_submodule(up.format(layer))][:, -width:])
+        if gate is None:
+            assert parts.mlp_gates is None
+        else:
+            assert close(parts.mlp_gates[layer], seen[model.get_submodule(gate.format(layer))][:, :width])
+
+
+def test_the_gate_is_told_by_what_it_does_not_by_its_turn(record, small_tokenizer):
+    class UpFirst(torch.nn.Module):
+        def __init__(self, mlp):
+            super().__init__()
+            self.first, self.second, self.last = mlp.up_proj, mlp.gate_proj, mlp.down_proj
+
+        def forward(self, states):
+            up = self.first(states)
+            return self.last(F.silu(self.second(states)) * up)
+
+    traced = record("llama")
+    model = make_model("llama")
+    for block in model.model.layers:
+        block.mlp = UpFirst(block.mlp)
+    for changed in (model, copy.deepcopy(model).bfloat16()):
+        run = trace(changed, small_tokenizer, PROMPT, new_tokens=6, timing_s=0.0)
+        tolerance = 1e-4 if changed is model else 0.05
+        first = traced.trace.num_prompt_tokens
+        assert close(run.activations.mlp_gates[0, :first], traced.trace.activations.mlp_gates[0, :first], tolerance)
+        assert close(run.activations.mlp_ups[0, :first], traced.trace.activations.mlp_ups[0, :first], tolerance)
 
 
 def test_facts_of_the_model(record):

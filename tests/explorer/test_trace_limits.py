@@ -25,7 +25,7 @@ class TestLeftOut:
     @pytest.mark.parametrize("kind", ["falcon", "bloom"])
     def test_a_family_without_the_attention_interface_shows_no_queries(self, record, kind):
         run = record(kind).trace
-        assert missing(run) == {"queries"}
+        assert missing(run) == {"queries", "mlp_gates"}
         assert "attention interface" in left_out(run)["queries"]
         parts = run.activations
         assert torch.allclose(parts.attentions.sum(-1), torch.ones(()), atol=1e-5)
@@ -35,11 +35,20 @@ class TestLeftOut:
 
     def test_experts(self, record):
         run = record("mixtral").trace
-        assert missing(run) == {"mlp_activations"}
-        assert left_out(run).keys() == {"mlp_activations", "weight_bytes_read"}
+        assert missing(run) == {"mlp_activations", "mlp_gates", "mlp_ups"}
+        assert left_out(run).keys() == {"mlp_activations", "mlp_ups", "weight_bytes_read"}
+        assert "experts" in left_out(run)["mlp_ups"]
         assert run.model.mlp == "experts"
         summed = run.activations.hidden[0] + (run.activations.attention_outputs + run.activations.mlp_outputs).sum(0)
         assert torch.allclose(summed, run.activations.hidden[-1], atol=1e-4)
+
+    def test_an_mlp_that_is_not_told_by_a_known_activation(self, small_tokenizer):
+        model = make_model("llama")
+        model.model.layers[1].mlp.act_fn = torch.nn.Tanh()
+        run = trace(model, small_tokenizer, "The string", new_tokens=1, timing_s=0.0)
+        assert missing(run) == {"mlp_gates", "mlp_ups"}
+        assert "activation(gate) * up" in left_out(run)["mlp_ups"]
+        assert run.model.mlp == "gated"
 
     def test_rows_that_end_in_a_sink(self, record):
         run = record("gpt_oss").trace
