@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.dev-installed
 
 # Folder x/ is tercet.x and entry/ is tercet itself: setuptools knows it from pyproject.toml, pyright by these links.
 TYPED := $(patsubst %,../../%,$(wildcard entry/*.py) $(patsubst %/__init__.py,%,$(filter-out entry/%,$(wildcard */__init__.py))))
@@ -24,13 +25,13 @@ help: ## show this list
 demo: $(STAMP) ## train a small model on text that Python carries, into out/demo
 	@$(BIN)/tercet demo
 
-test: $(STAMP) ## run the tests, but for the slow ones
+test: $(DEV_STAMP) ## run the tests, but for the slow ones
 	@HF_HUB_OFFLINE=1 $(BIN)/pytest -m "not slow" -n $(TEST_PROCESSES)
 
-test-all: $(STAMP) ## run every test
+test-all: $(DEV_STAMP) ## run every test
 	@HF_HUB_OFFLINE=1 $(BIN)/pytest
 
-dev: $(STAMP) ## set up for working on the code: installs, and shows pyright that folder x/ is tercet.x
+dev: $(DEV_STAMP) ## set up for working on the code: installs, and shows pyright that folder x/ is tercet.x
 	@rm -rf .types && mkdir -p .types/tercet
 	@ln -s $(TYPED) .types/tercet/
 	@echo "Ready. Commands are in $(BIN): source $(BIN)/activate"
@@ -42,7 +43,7 @@ check: dev ## lint, format check, types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
 
-bench: $(STAMP) ## measure quality on TEXT=file.txt within BENCH_SECONDS, and the cost of a training step
+bench: $(DEV_STAMP) ## measure quality on TEXT=file.txt within BENCH_SECONDS, and the cost of a training step
 	@test -f "$(TEXT)" || { echo "make bench needs a text file: make bench TEXT=path/to/text.txt" >&2; exit 2; }
 	@$(BIN)/python benchmarks/quality.py "$(TEXT)" --seconds $(BENCH_SECONDS)
 	@$(BIN)/python benchmarks/train.py
@@ -51,6 +52,16 @@ clean: ## remove what the targets made, but for .venv and out
 	@rm -rf .types build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path "./$(VENV)/*" -prune -exec rm -rf {} +
 
+# What pip downloads is shown as it comes; the pipe would hide that it failed, so its status goes through a file.
+define install
+{ $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt $(1) 2>&1; \
+    echo $$? > $(VENV)/install.status; } | tee $(VENV)/install.log | \
+  awk '/^ *(Downloading|Using cached) .* \(.*B\)$$/ {sub(/.*\//, ""); sub(/^ *(Downloading|Using cached) /, ""); print "  " $$0; fflush()} \
+       /^Installing collected packages/ {print "  unpacking ..."; fflush()}'; \
+test "$$(cat $(VENV)/install.status)" = 0 || \
+  { tail -n 25 $(VENV)/install.log >&2; echo "The installation failed; all it said is in $(VENV)/install.log" >&2; exit 1; }
+endef
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Tercet needs Python 3.11 or newer and '$(PYTHON)' is not; say which to use: make PYTHON=python3.12" >&2; exit 2; }
@@ -58,13 +69,17 @@ $(BIN)/python:
 	  { rm -rf $(VENV); echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu install python3-venv" >&2; exit 2; }
 
 $(STAMP): pyproject.toml setup.py constraints.txt | $(BIN)/python
-	@echo "Installing into $(VENV); the first time takes some minutes ..."
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' > $(VENV)/install.log 2>&1 || \
-	  { tail -n 25 $(VENV)/install.log >&2; echo "The installation failed; all it said is in $(VENV)/install.log" >&2; exit 1; }
+	@echo "Installing Tercet and the libraries it stands on into $(VENV); the first time this takes some minutes ..."
+	@$(call install,-e .)
+	@touch $@
+
+$(DEV_STAMP): $(STAMP)
+	@echo "Installing what tests and checks need into $(VENV) ..."
+	@$(call install,-e '.[dev]')
 	@touch $@
 
 # torchao gets a folder of its own: transformers imports it wherever it finds it, and it complains at every command.
-$(VENV)/.ecosystem: $(STAMP) tests/conformance/clients/package.json
+$(VENV)/.ecosystem: $(DEV_STAMP) tests/conformance/clients/package.json
 	@echo "Installing the programs that slow tests run into $(VENV) ..."
 	@{ $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,ecosystem]' && \
 	   $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps --upgrade \

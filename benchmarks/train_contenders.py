@@ -41,6 +41,8 @@ NAMES = {
     "tercet-compiled": "Tercet, training.compile",
     "llama-compiled": "Llama, torch.compile",
     "tercet-muon": "Tercet, Muon for matrices",
+    "tercet-bf16": "Tercet, training.precision: bfloat16",
+    "llama-bf16": "Llama, autocast to bfloat16",
 }
 
 
@@ -129,8 +131,8 @@ def _tercet(name: str, shape: Shape, data: Path, wait: Callable, tell: Callable)
         model, name="muon" if name.endswith("muon") else "adamw", learning_rate=LEARNING_RATE,
         matrix_learning_rate=0.02, weight_decay=0.01, embedding_weight_decay=0.01, betas=(0.9, 0.999),
     )  # fmt: skip
-    trained = compile_model(model, lambda line: None) if name.endswith("compiled") else model
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if name.endswith("bf16") else "no")
+    trained = accelerator.prepare(compile_model(model, lambda line: None) if name.endswith("compiled") else model)
     batches = _batches(shape, data)
     while wait():
         micro_batches = next(batches)
@@ -155,7 +157,8 @@ def _plain_loop(name: str, shape: Shape, data: Path, wait: Callable, tell: Calla
     while wait():
         (batch,) = next(batches)
         started = time.perf_counter()
-        loss = trained(input_ids=batch["input_ids"], labels=batch["input_ids"], use_cache=False).loss
+        with torch.autocast("cpu", torch.bfloat16, enabled=name.endswith("bf16")):
+            loss = trained(input_ids=batch["input_ids"], labels=batch["input_ids"], use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
