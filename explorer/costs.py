@@ -70,11 +70,13 @@ class LayerBytes(NamedTuple):
         held: Those of the positions that the layer holds.
         allocated: The memory that they lie in.
         visible: Those of the past that one more query would read.
+        column: Those of one position; 0 in a layer whose state has none.
     """
 
     held: int
     allocated: int
     visible: int
+    column: int
 
 
 def cache_layers(cache: Any) -> list[LayerBytes]:
@@ -92,7 +94,7 @@ def _layer_bytes(layer: Any) -> LayerBytes:
     positions = tensors[0].shape[-2] if tensors and tensors[0].ndim == 4 else 0
     is_attention = positions > 0 and hasattr(layer, "get_mask_sizes")
     visible = held * (layer.get_mask_sizes(1)[0] - 1) // positions if is_attention else held
-    return LayerBytes(held, allocated, min(visible, held))
+    return LayerBytes(held, allocated, min(visible, held), held // positions if positions else 0)
 
 
 def _tensors_of(layer: Any) -> list[torch.Tensor]:

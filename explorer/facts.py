@@ -26,6 +26,7 @@ def model_facts(model: PreTrainedModel, anatomy: Anatomy, record: PassRecord, na
     num_heads = call.query.shape[0] if call else config.num_attention_heads
     hidden_size = record.layers[0].hidden.shape[-1]
     own_head_dim = getattr(config, "head_dim", None) or hidden_size // num_heads
+    positions = _positions(config, record)
     return ModelFacts(
         name=name,
         class_name=type(model).__name__,
@@ -39,8 +40,10 @@ def model_facts(model: PreTrainedModel, anatomy: Anatomy, record: PassRecord, na
         intermediate_size=inner.activations.shape[-1] if inner else mlp_width(config),
         vocab_size=config.vocab_size,
         max_positions=max_positions(model),
-        positions=_positions(config, record),
+        positions=positions,
         norm=norm_name(model),
+        norms_first=all(layer.norms_first for layer in record.layers),
+        rotated=tuple(positions == "rotary" and _rotates(config, index) for index in range(len(anatomy.blocks))),
         mlp="experts" if has_experts(model) else "gated" if inner is not None and inner.is_gated else "plain",
         activation=activation_name(config),
         attention_scales=_scales(record),
@@ -65,6 +68,12 @@ def _positions(config: Any, record: PassRecord) -> str:
         return "rotary"
     is_alibi = getattr(config, "alibi", None) or config.model_type in ("bloom", "mpt")
     return "alibi" if is_alibi else "rotary" if getattr(config, "rope_parameters", None) else "unknown"
+
+
+def _rotates(config: Any, index: int) -> bool:
+    # In SmolLM3's, Llama 4's and Tercet's config 1 is a layer with rotation, whatever the field's name says.
+    layers = getattr(config, "no_rope_layers", None)
+    return not layers or bool(layers[index])
 
 
 def windows(config: Any, record: PassRecord) -> tuple[int | None, ...]:

@@ -74,6 +74,7 @@ def facts(trace: Trace, precision: Precision) -> dict[str, object]:
         "steps": [dataclasses.asdict(step) for step in steps],
         "has_cache": _has_cache(trace),
         "uncached": [dataclasses.asdict(step) for step in trace.uncached],
+        "cache_bytes_per_token": list(trace.cache_bytes_per_token),
         "losses": list(trace.losses),
         "bits_per_byte": trace.bits_per_byte,
         "lens": {
@@ -216,17 +217,19 @@ def _residual_kind(trace: Trace) -> str:
     Returns:
         "sequential" where hidden + attention + MLP is the next hidden state, and the MLP reads the first sum;
         "parallel" where it reads what attention reads, which the sums do not tell, only the config and the number of
-        norms; "other" where the sums do not hold (norms after the sublayers, scaled residuals).
+        norms; "other" where the sums do not hold (scaled residuals), or attention and MLP read the stream as it is.
     """
     acts, config = trace.activations, trace.model.hyperparameters
-    if acts.attention_outputs is None or acts.mlp_outputs is None:
+    if acts.attention_outputs is None or acts.mlp_outputs is None or not trace.model.norms_first:
         return "other"
     total = acts.hidden[:-1] + acts.attention_outputs + acts.mlp_outputs
     error = (total - acts.hidden[1:]).abs().amax().item()
     if error > 2e-2 * max(acts.hidden.abs().amax().item(), 1e-6):
         return "other"
     norms = {weight.name.rpartition(".")[0] for weight in trace.model.weights if weight.layer == 0}
-    num_norms = sum("norm" in name.rpartition(".")[2] or "ln_" in name.rpartition(".")[2] for name in norms)
+    # Norms of queries and keys stand inside attention.
+    outer = {name.rpartition(".")[2] for name in norms if name.rpartition(".")[0].endswith(".0")}
+    num_norms = sum("norm" in name or "ln_" in name for name in outer)
     parallel = config.get("use_parallel_residual") or config.get("parallel_attn") or num_norms == 1
     return "parallel" if parallel else "sequential"
 

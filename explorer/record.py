@@ -40,6 +40,8 @@ class ModelFacts:
         positions: "rotary", "learned", "alibi" (scores fall with distance) or "unknown".
         norm: "RMSNorm" or "LayerNorm"; of a norm that is neither, the name of its class.
         mlp: "gated" (activation(gate) * up), "plain" (activation(up)) or "experts" (several, chosen per token).
+        norms_first: Whether blocks norm what attention and MLP are given, and not only what they return.
+        rotated: Of each layer whether it rotates queries and keys; all False where positions are not rotary.
         attention_scales: Of each layer what q·k is multiplied by; None where the model does not tell.
         windows: Of each layer how many keys a query sees at most; None is all.
         hyperparameters: The config's fields, in its order, as JSON holds them.
@@ -60,6 +62,8 @@ class ModelFacts:
     max_positions: int | None
     positions: str
     norm: str
+    norms_first: bool
+    rotated: tuple[bool, ...]
     mlp: str
     activation: str
     attention_scales: tuple[float, ...] | None
@@ -74,7 +78,7 @@ class TokenFacts:
     """One token.
 
     Attributes:
-        text: As a reader sees it; bytes that are no UTF-8 of their own are replacement characters.
+        text: As a reader sees it; a byte that is no UTF-8 of its own is spelt, as <E4>.
         bytes: What it stands for, hexadecimal; empty where a special token stands for no text.
     """
 
@@ -121,7 +125,7 @@ class LeftOut:
     """Something that the record could not hold, or holds only nearly.
 
     Attributes:
-        part: A field of `Activations`, or "cache", "tokens", "flops", "weight_bytes_read".
+        part: A field of `Activations`, or "cache", "tokens", "weight_bytes_read".
         reason: Why, in one sentence.
     """
 
@@ -199,6 +203,7 @@ class Trace:
         decode: Passes of one token each, N - 1 of them: the last token chosen is never given to the model. None at all
             where the model keeps no cache (`left_out` says so).
         uncached: The same tokens without a cache: each pass is given all tokens so far, N passes.
+        cache_bytes_per_token: Of each layer what one token's key and value take in the cache; 0 where it keeps none.
         losses: -log p of each token but the first, given those before it, in nats, S - 1.
         bits_per_byte: Of the prompt: sum of its tokens' losses in bits, by the bytes they stand for; None where none of
             them has a loss (a prompt of one token).
@@ -214,6 +219,7 @@ class Trace:
     prefill: StepFacts
     decode: tuple[StepFacts, ...]
     uncached: tuple[StepFacts, ...]
+    cache_bytes_per_token: tuple[int, ...]
     losses: tuple[float, ...]
     bits_per_byte: float | None
     activations: Activations

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from tercet.explorer.anatomy import Anatomy, activation_name, is_matrix, is_position_table, text_config
+from tercet.explorer.anatomy import Anatomy, activation_name, is_matrix, is_norm, is_position_table, text_config
 from tercet.explorer.attention_probe import PROBE, AttentionCall, attention_set_to, noted_calls
 from tercet.explorer.block_parts import Additions, BlockCalls, Call, find_additions
 from tercet.explorer.expansion import Before, Expansion, activations_named, find_expansion
@@ -28,12 +28,14 @@ class LayerRecord:
         attention: What its one call of the attention function showed.
         additions: (S, E) each.
         expansion: The MLP's inside.
+        norms_first: Whether a norm was given what the block was given.
     """
 
     hidden: torch.Tensor
     attention: AttentionCall | None
     additions: Additions | None
     expansion: Expansion | None
+    norms_first: bool
 
 
 @dataclass
@@ -192,6 +194,7 @@ class _Watch:
                 None,
                 None if additions is None else Additions(*map(_rows, additions)),
                 None if expansion is None else _kept(expansion),
+                any(is_norm(call.module) and call.given is calls.given for call in calls.children),
             )
         )
         self.record.last, self.calls = returned, None

@@ -17,6 +17,7 @@ from tercet.training.errors import UserError
 
 RUN_PATH = "/run"
 MAX_BODY_BYTES = 64 << 10
+_MAX_THROWN_AWAY_BYTES = 64 << 20
 _MAX_DIGITS = 6  # of a number of tokens
 _MAX_WAIT_S = 10.0
 _FORM_TYPE = "application/x-www-form-urlencoded"
@@ -162,6 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not length.isdecimal() or len(length) > 12:
             self._send_problem(HTTPStatus.LENGTH_REQUIRED, "the request does not tell its length", "")
         elif int(length) > MAX_BODY_BYTES:
+            self._throw_away(int(length))
             problem = f"the prompt is too long: {int(length):,} bytes, and at most {MAX_BODY_BYTES:,} are taken"
             self._send_problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem, "")
         elif self.headers.get_content_type() != _FORM_TYPE:
@@ -169,6 +171,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             return self.rfile.read(int(length))
         return None
+
+    def _throw_away(self, length: int) -> None:
+        """Read a body that is not wanted: a browser that is still sending when it is cut off shows no answer."""
+        left = min(length, _MAX_THROWN_AWAY_BYTES)
+        while left > 0 and (got := len(self.rfile.read(min(left, MAX_BODY_BYTES)))):
+            left -= got
 
     def _send_problem(self, status: HTTPStatus, problem: str, prompt: str) -> None:
         self._send(status, _problem_page(problem, prompt, self.server.new_tokens))

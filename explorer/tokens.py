@@ -4,6 +4,7 @@ Tokenizers spell tokens in three ways inside: byte-level BPE in 256 stand-in cha
 blank and "<0x0A>" for bytes, others as text. The tokenizer's own decoder says which.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,16 @@ from tercet.explorer.record import TokenFacts
 
 _BYTES_OF_STAND_INS = {character: byte for byte, character in bytes_to_unicode().items()}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPELT = "tercet.explorer.spelt"
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    """For `decode`: a byte that is no UTF-8 as <E4>, since a replacement character would look like any other."""
+    assert isinstance(error, UnicodeDecodeError)
+    return "".join(f"<{byte:02X}>" for byte in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(_SPELT, _spell)
 
 
 class TokenReader:
@@ -33,7 +44,7 @@ class TokenReader:
         if id in self._special:
             return TokenFacts(id, str(self._tokenizer.convert_ids_to_tokens(id)), "", True)
         content = self.content(id)
-        return TokenFacts(id, content.decode("utf-8", "replace"), content.hex(), False)
+        return TokenFacts(id, content.decode("utf-8", _SPELT), content.hex(), False)
 
     def text(self, id: int) -> str:
         """A token's text alone, special or not."""
@@ -84,7 +95,7 @@ def read_tokens(reader: TokenReader, ids: Sequence[int], prompt: str, num_prompt
     if spelt == "20" + prompt.encode().hex():
         index = next(index for index, token in enumerate(facts) if token.bytes)
         first = bytes.fromhex(facts[index].bytes)[1:]
-        facts[index] = TokenFacts(facts[index].id, first.decode("utf-8", "replace"), first.hex(), False)
+        facts[index] = TokenFacts(facts[index].id, first.decode("utf-8", _SPELT), first.hex(), False)
     return tuple(facts)
 
 

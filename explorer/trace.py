@@ -90,6 +90,7 @@ def trace(
         prefill=cached[0],
         decode=cached[1:],
         uncached=make_steps(inference.uncached, weights, facts.windows),
+        cache_bytes_per_token=_cache_bytes_per_token(inference, facts.num_layers),
         losses=tuple(losses),
         bits_per_byte=_bits_per_byte(tokens[:num_prompt], losses),
         activations=activations,
@@ -174,6 +175,11 @@ def _choose(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int, sampling
     with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
         torch.manual_seed(0 if sampling is None else sampling.seed)
         return cast(Any, model).generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+
+
+def _cache_bytes_per_token(inference: Inference, num_layers: int) -> tuple[int, ...]:
+    layers = inference.cached[-1].after if inference.cached else []
+    return tuple(layer.column for layer in layers) or (0,) * num_layers
 
 
 def _vocabulary(reader: TokenReader, activations: Activations, ids: torch.Tensor, num_prompt: int) -> dict[int, str]:

@@ -91,6 +91,8 @@ def synthetic_trace(
             max_positions=1024,
             positions="learned",
             norm="LayerNorm",
+            norms_first=True,
+            rotated=(False,) * L,
             mlp="plain",
             activation="gelu_new",
             attention_scales=(1 / math.sqrt(D),) * L,
@@ -107,6 +109,7 @@ def synthetic_trace(
         prefill=_step(P, P, L, K * D, cached=True),
         decode=tuple(_step(1, P + i, L, K * D, cached=True) for i in range(1, S - P)),
         uncached=tuple(_step(P + i, P + i, L, K * D, cached=False) for i in range(S - P)),
+        cache_bytes_per_token=(K * D * 2 * 4,) * L,
         losses=tuple(losses.tolist()),
         bits_per_byte=losses[: P - 1].sum().item() / math.log(2) / num_bytes if P > 1 else None,
         activations=Activations(

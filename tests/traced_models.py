@@ -31,6 +31,8 @@ NATIVE: dict[str, dict[str, Any]] = {
     "llama": _SIZES,
     "mistral": {**_SIZES, "sliding_window": WINDOW},
     "qwen3": {**_SIZES, "head_dim": 16},
+    "smollm3": {**_SIZES, "no_rope_layers": [1, 1, 0]},
+    "olmo2": _SIZES,
     "gpt_neox": {**_SIZES, "rotary_pct": 0.5},
     "gemma2": {**_SIZES, "head_dim": 8, "sliding_window": WINDOW, "final_logit_softcapping": 3.0},
     "phi3": _SIZES,

@@ -48,7 +48,7 @@ view('attention', ['layer', 'head', 'token'], async (section) => {
     model.num_key_value_heads < model.num_heads
       ? para('attention.grouped', { heads: model.num_heads, kvheads: model.num_key_value_heads, group: HEADS_PER_KEY })
       : null,
-    model.windows.some((window) => window !== null) ? para('attention.windows', { list: windowList() }) : null,
+    HAS_WINDOWS ? para('attention.windows', { list: windowList() }) : null,
     el(
       'div',
       { class: 'attention-wide' },
@@ -78,7 +78,7 @@ function legend() {
     swatch('ramp'),
     ` ${say('attention.ramp')} `,
     swatch('masked'),
-    ` ${say('attention.masked')}`,
+    ` ${say(HAS_WINDOWS ? 'attention.masked.window' : 'attention.masked')}`,
   );
 }
 
@@ -170,8 +170,7 @@ function largeHead(attentions) {
     for (const token of text.querySelectorAll('.token')) {
       const j = Number(token.dataset.index);
       const seen = sees(state.layer, query, j);
-      token.style.background = seen ? `rgb(${heatColour(row[j]).map(Math.round).join(',')})` : '';
-      token.classList.toggle('dark-cell', seen && row[j] > 0.35);
+      tint(token, seen ? heatColour(row[j]) : null);
       token.classList.toggle('unseen', !seen);
       token.classList.toggle('looking', j === query);
     }

@@ -45,10 +45,12 @@ function residualLines(parts) {
   });
 }
 
-/** Shapes by the letters of the legend, with the sizes of the chosen phase. */
+/** Shapes by the letters of the legend, with the sizes of the chosen phase and layer. */
 function partShapes() {
-  const step = facts.steps[phase === 'prefill' ? 0 : Math.max(1, Math.min(state.step, facts.steps.length - 1))];
-  const [B, T, S] = [1, step.num_queries, step.num_keys];
+  const step = facts.steps[phase === 'prefill' ? 0 : Math.max(1, state.step)];
+  const [B, T] = [1, step.num_queries];
+  // Prefill computes the scores of all its tokens, and a window masks some; decode has no others than the window's.
+  const S = phase === 'prefill' ? T : Math.min(step.token, model.windows[state.layer] ?? Infinity);
   const { hidden_size: E, num_heads: H, num_key_value_heads: K, head_dim: D, intermediate_size: F } = model;
   const stream = [
     ['B', 'T', 'E'],

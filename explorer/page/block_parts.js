@@ -67,8 +67,7 @@ function keyHead() {
 async function streamVector(array, name, ...indices) {
   if (!has(array)) return absence(array);
   const [data, stats] = await loadAll(array, `${array.replace(/s$/, '')}_stats`);
-  const whole = stats ?? (await loadAll('hidden_stats'))[0];
-  const [mean, deviation, rms] = whole.row(...indices);
+  const [mean, deviation, rms] = stats.row(...indices);
   return [
     vector(name, data.row(...indices), { of: model.hidden_size }),
     el('p', { class: 'note' }, say('vector.stats', { mean: num(mean), deviation: num(deviation), rms: num(rms) })),
@@ -113,6 +112,7 @@ function sees(layer, query, key) {
 }
 
 function scoreList(scores, masked) {
+  const part = masked ? 'mask' : 'scores';
   const finite = [...scores].filter((value, j) => !masked || sees(state.layer, state.token, j));
   const [low, high] = [Math.min(...finite), Math.max(...finite)];
   return bars(
@@ -126,6 +126,7 @@ function scoreList(scores, masked) {
       };
     }),
     'tall',
+    partName(masked ? 'mask' : 'scores'),
   );
 }
 
@@ -154,6 +155,7 @@ function sum(values) {
 const PART_NUMBERS = {
   input: () => streamVector('hidden', 'x', state.layer, state.token),
   norm1: async () => {
+    if (!model.norms_first) return para('part.norm.elsewhere', {}, 'absent');
     const [hidden, stats] = await loadAll('hidden', 'hidden_stats');
     return normed(hidden.row(state.layer, state.token), stats.row(state.layer, state.token));
   },
@@ -161,6 +163,7 @@ const PART_NUMBERS = {
   k: () => headVector('keys', 'k', 'key', keyHead()),
   v: () => headVector('values', 'v', 'value', keyHead()),
   rotate: async () => {
+    if (!model.rotated[state.layer]) return para('part.rotate.none', { layer: state.layer }, 'absent');
     if (!has('rotary')) return absence('rotary_angles');
     const angles = (await load('rotary')).row(state.token);
     const list = Array.from(angles.slice(0, 6), (angle) => `${((angle * 180) / Math.PI).toFixed(1)}°`).join(', ');
@@ -168,8 +171,7 @@ const PART_NUMBERS = {
   },
   cache: async () => {
     if (!facts.has_cache) return absence('cache');
-    const step = facts.steps[Math.min(state.step, facts.steps.length - 1)];
-    const one = (await headVector('keys', 'k', 'key', keyHead())) ?? null;
+    const step = facts.steps[state.step];
     return [
       el(
         'p',
@@ -177,11 +179,11 @@ const PART_NUMBERS = {
         say('part.cache.bytes', {
           layer: bytes(step.cache_bytes_per_layer[state.layer]),
           all: bytes(step.cache_bytes),
-          column: bytes(step.cache_bytes / Math.max(step.num_keys, 1)),
+          column: bytes(sum(facts.cache_bytes_per_token)),
           exact: count(step.cache_bytes),
         }),
       ),
-      one,
+      await headVector('keys', 'k', 'key', keyHead()),
       await headVector('values', 'v', 'value', keyHead()),
     ];
   },
@@ -200,6 +202,7 @@ const PART_NUMBERS = {
           kind: sees(state.layer, state.token, j) ? '' : 'hidden',
         })),
         'tall',
+        partName('softmax'),
       ),
       el('p', { class: 'numbers' }, say('part.softmax.sum', { sum: sum(row).toFixed(4) })),
     ];
@@ -232,6 +235,7 @@ const PART_NUMBERS = {
     ];
   },
   norm2: async () => {
+    if (!model.norms_first) return para('part.norm.elsewhere', {}, 'absent');
     if (!has('middle_stats')) return facts.residual === 'sequential' ? absence('attention_outputs') : null;
     const [hidden, added, stats] = await loadAll('hidden', 'attention_outputs', 'middle_stats');
     return normed(

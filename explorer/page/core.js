@@ -5,7 +5,9 @@ const model = facts.model;
 const NUM_TOKENS = facts.tokens.length;
 const PROMPT_TOKENS = facts.num_prompt_tokens;
 const HEADS_PER_KEY = model.num_heads / model.num_key_value_heads;
+const HAS_WINDOWS = model.windows.some((window) => window !== null);
 const CALM = matchMedia('(prefers-reduced-motion: reduce)');
+const DARK = matchMedia('(prefers-color-scheme: dark)');
 
 const state = {
   layer: Math.min(Math.floor(model.num_layers / 2), model.num_layers - 1),
@@ -139,9 +141,37 @@ function shape(...sizes) {
 
 // ---- Tokens as a reader sees them ----
 
-/** Spaces and line breaks made visible; the text itself is never changed elsewhere. */
+const INVISIBLE = /[ \p{Cc}\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/gu;
+const SIGNS = { ' ': '·', '\n': '⏎', '\t': '⇥' };
+
+/** A sign for a character that shows nothing; control characters as bytes are spelt, others by their number. */
+function signOf(character) {
+  const code = character.codePointAt(0).toString(16).toUpperCase();
+  return SIGNS[character] ?? (character < '\x80' ? `<${code.padStart(2, '0')}>` : `<U+${code.padStart(4, '0')}>`);
+}
+
+/**
+ * Spaces, line breaks and what else is invisible as signs. Letters that run from right to left are isolated, so that
+ * numbers and arrows beside them stay where they are. The text itself is never changed elsewhere.
+ */
 function visible(text) {
-  return text.replaceAll(' ', '·').replaceAll('\n', '⏎').replaceAll('\t', '⇥').replaceAll('\r', '␍') || '∅';
+  // Joiners belong to the letters and pictures that they join, unless they are alone.
+  const hidden = /^[\u200c\u200d\ufe00-\ufe0f]+$/.test(text) ? /./gu : INVISIBLE;
+  const shown = text.replace(hidden, signOf) || '∅';
+  return /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(shown) ? `\u2068${shown}\u2069` : shown;
+}
+
+/** The text that tokens spell together, in pieces between special ones: a character may be several tokens. */
+function spelt(from, to) {
+  const pieces = [];
+  for (const token of facts.tokens.slice(from, to)) {
+    if (token.is_special) pieces.push({ special: token.text });
+    else if (pieces.at(-1)?.hex) pieces.at(-1).hex += token.bytes;
+    else if (token.bytes) pieces.push({ hex: token.bytes });
+  }
+  return pieces.map(({ special, hex }) =>
+    hex ? new TextDecoder().decode(Uint8Array.from(hex.match(/../g), (byte) => parseInt(byte, 16))) : { special },
+  );
 }
 
 function tokenText(index) {
@@ -155,7 +185,8 @@ function idText(id) {
 
 function clip(text, length) {
   const letters = [...text];
-  return letters.length > length ? `${letters.slice(0, length - 1).join('')}…` : text;
+  const end = text.endsWith('\u2069') ? '\u2069' : ''; // of isolated letters
+  return letters.length > length ? `${letters.slice(0, length - 1).join('')}…${end}` : text;
 }
 
 // ---- Colours of the theme, for canvases ----
@@ -165,7 +196,11 @@ let palette = {};
 function readPalette() {
   const style = getComputedStyle(document.documentElement);
   const names = ['ink', 'faint', 'line', 'ground', 'panel', 'accent', 'minus', 'key', 'value', 'heat', 'mask'];
-  palette = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  // A custom property is as the style sheet has it: light-dark(#…, #…).
+  const side = style.colorScheme.includes('dark') && (style.colorScheme === 'dark' || DARK.matches) ? 1 : 0;
+  palette = Object.fromEntries(
+    names.map((name) => [name, style.getPropertyValue(`--${name}`).match(/#[0-9a-f]{6}/g)[side]]),
+  );
   palette.font = `11px ${getComputedStyle(document.body).fontFamily}`;
   palette.rgb = Object.fromEntries(names.map((name) => [name, channels(palette[name])]));
 }
@@ -173,6 +208,21 @@ function readPalette() {
 function channels(colour) {
   const digits = colour.replace('#', '');
   return [0, 2, 4].map((i) => parseInt(digits.slice(i, i + 2), 16));
+}
+
+/** Black or white, whichever can be read better on a colour of three channels: at least 4.58 to 1. */
+function inkOn(colour) {
+  const [r, g, b] = colour.map((channel) => {
+    const share = channel / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? '#000000' : '#ffffff';
+}
+
+/** Fills an element with a colour of three channels, and writes on it so that it can be read. */
+function tint(node, colour) {
+  node.style.background = colour ? `rgb(${colour.map(Math.round).join(',')})` : '';
+  node.style.color = colour ? inkOn(colour) : '';
 }
 
 function mixed(from, to, share) {
@@ -268,7 +318,7 @@ function absence(...parts) {
 }
 
 /** Parts of the page that are there although the record says something about them: a remark, no absence. */
-const ALWAYS_THERE = ['tokens', 'flops', 'weight_bytes_read', 'logits', 'embeddings', 'hidden'];
+const ALWAYS_THERE = ['tokens', 'weight_bytes_read', 'logits', 'embeddings', 'hidden'];
 
 /** The recorder's reasons are in English, whatever the page's language. */
 function absenceText({ part, reason }) {

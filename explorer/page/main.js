@@ -45,10 +45,9 @@ function drawFrame() {
   byId('theme').setAttribute('aria-label', say('theme.label', { theme: say(`theme.${state.theme}`) }));
   byId('title').textContent = say('title', { name: model.name });
   const text = (from, to) =>
-    facts.tokens
-      .slice(from, to)
-      .map((token) => (token.is_special ? el('span', { class: 'special' }, token.text) : token.text));
-  fill(byId('generated'), text(0, PROMPT_TOKENS), el('mark', {}, text(PROMPT_TOKENS, NUM_TOKENS)));
+    spelt(from, to).map((piece) => (piece.special ? el('span', { class: 'special' }, piece.special) : piece));
+  // Isolated: a mark of direction in the prompt turns round what stands in it alone.
+  fill(byId('generated'), el('bdi', {}, text(0, PROMPT_TOKENS)), el('mark', {}, text(PROMPT_TOKENS, NUM_TOKENS)));
   byId('generated-note').textContent = say('generated.note', {
     prompt: PROMPT_TOKENS,
     generated: NUM_TOKENS - PROMPT_TOKENS,
@@ -99,7 +98,6 @@ function drawAsk() {
           type: 'number',
           name: 'new_tokens',
           min: '1',
-          max: '256',
           value: String(Math.max(NUM_TOKENS - PROMPT_TOKENS, 1)),
         }),
       ),
@@ -168,7 +166,7 @@ byId('theme').addEventListener('click', () => {
   drawAgain();
 });
 
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+DARK.addEventListener('change', () => {
   applyTheme();
   drawAgain();
 });

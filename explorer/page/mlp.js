@@ -1,11 +1,13 @@
 // The feed-forward network: expand, activation, contract; which neurons a token makes active.
 
+/** Curves by name; the forms of GELU differ by less than a line's width. */
 const ACTIVATIONS = [
-  [/gelu/, (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)))],
-  [/silu|swish/, (x) => x / (1 + Math.exp(-x))],
-  [/relu2|relu_squared/, (x) => Math.max(0, x) ** 2],
-  [/relu/, (x) => Math.max(0, x)],
-  [/tanh/, Math.tanh],
+  [/^quick_gelu$/, (x) => x / (1 + Math.exp(-1.702 * x))],
+  [/^gelu(_|$)/, (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)))],
+  [/^(silu|swish)$/, (x) => x / (1 + Math.exp(-x))],
+  [/^relu2$/, (x) => Math.max(0, x) ** 2],
+  [/^relu$/, (x) => Math.max(0, x)],
+  [/^tanh$/, Math.tanh],
 ];
 
 const NUM_EXPANDED = 8; // neurons of which the block's panels show the numbers before the activation

@@ -66,7 +66,7 @@ function buildPlayer(section) {
       para('player.explain.prefill', { prompt: PROMPT_TOKENS }),
       para('player.explain.decode'),
     ),
-    absence('cache', 'flops', 'weight_bytes_read'),
+    absence('cache', 'weight_bytes_read'),
     el(
       'div',
       { class: 'controls', role: 'group', 'aria-label': say('player.controls') },
@@ -95,11 +95,7 @@ function buildPlayer(section) {
     para('player.compare.text'),
     el('figure', {}, el('div', { class: 'canvas-box' }, nodes.times), el('figcaption', {}, timesLegend())),
     nodes.table,
-    para(
-      'player.growth',
-      { bytes: count(perToken()), layers: model.num_layers, kvheads: model.num_key_value_heads, dim: model.head_dim },
-      'note',
-    ),
+    facts.has_cache ? growth() : null,
     para(
       'player.measured',
       {
@@ -113,9 +109,17 @@ function buildPlayer(section) {
   );
 }
 
-function perToken() {
-  const last = facts.steps[NUM_STEPS - 1];
-  return last.cache_bytes / Math.max(last.num_keys, 1);
+/** What one token adds to the cache. */
+function growth() {
+  const columns = facts.cache_bytes_per_token;
+  const { num_layers: layers, num_key_value_heads: kvheads, head_dim: dim } = model;
+  const each = columns[0] / (2 * kvheads * dim); // of one number; none where values are wider than keys
+  const alike = [1, 2, 4, 8].includes(each) && columns.every((column) => column === columns[0]);
+  const values = { bytes: count(sum(columns)), layers, kvheads, dim, each };
+  return [
+    alike ? para('player.growth', values, 'note') : para('player.growth.mixed', { bytes: values.bytes }, 'note'),
+    HAS_WINDOWS ? para('player.growth.window', {}, 'note') : null,
+  ];
 }
 
 function playerLegend() {
@@ -126,7 +130,7 @@ function playerLegend() {
     item('cached', 'player.cached'),
     item('written', 'player.written'),
     item('again', 'player.again'),
-    item('masked', 'player.empty'),
+    item('masked', HAS_WINDOWS ? 'player.empty.window' : 'player.empty'),
   ];
 }
 
@@ -151,18 +155,20 @@ function showStep() {
   });
   nodes.slider.setAttribute('aria-valuetext', word);
   nodes.play.textContent = say(player.playing ? 'player.pause' : 'player.play');
-  const kind = !facts.has_cache ? 'again' : step === 0 ? 'prefill' : 'decode';
+  const kind = !facts.has_cache ? 'again' : step === 0 ? 'prefill' : HAS_WINDOWS ? 'decode.window' : 'decode';
   nodes.status.textContent = say(`player.status.${kind}`, {
     step,
     queries: to - from,
-    read: facts.has_cache ? from : 0,
+    read: facts.steps[step].num_keys - (to - from),
     token: chosen < NUM_TOKENS ? tokenText(chosen) : '?',
     given: tokenText(to - 1),
     held: bytes(facts.steps[step].cache_bytes),
     layers: model.num_layers,
   });
+  const oldest = to - facts.steps[step].num_keys; // that the last query reads in the layer that sees most
   nodes.text.querySelectorAll('.token').forEach((token, i) => {
-    token.className = `token ${i >= from && i < to ? 'asked' : i < from ? 'in-cache' : i === chosen ? 'chosen' : 'later'}`;
+    const kind = i >= from && i < to ? 'asked' : i === chosen ? 'chosen' : i < from && i >= oldest ? 'in-cache' : 'later';
+    token.className = `token ${kind}`;
   });
   nodes.cache.setAttribute('aria-label', say('player.grid', { step }));
   nodes.without.setAttribute('aria-label', say('player.grid.without', { queries: to, again: from }));

@@ -13,14 +13,12 @@ view('lens', ['token', 'layer'], (section) => {
       const probability = probabilities[i][state.token][rank];
       const cell = el(
         'span',
-        { class: `lens-cell ${next && next.id === id ? 'hit' : ''} ${probability > 0.4 ? 'dark-cell' : ''}` },
+        { class: next?.id === id ? 'lens-cell hit' : 'lens-cell' },
         el('code', {}, clip(idText(id), 12)),
         ' ',
         el('small', {}, percent(probability)),
       );
-      cell.style.background = `rgb(${heatColour(probability * 0.7)
-        .map(Math.round)
-        .join(',')})`;
+      tint(cell, heatColour(probability * 0.7));
       return cell;
     }),
   ]);
@@ -234,10 +232,10 @@ async function showSampler() {
     nodes.list,
     bars(
       ids.slice(0, 20).map((id, i) => ({
-        label: `${idText(id) === '' ? '∅' : clip(idText(id), 16)}${id === chosen ? ' ◂' : ''}`,
+        label: `${clip(idText(id), 16)}${id === chosen ? ' ◂' : ''}`,
         value: after.probabilities[i] / top,
         note: `${percent(after.probabilities[i])} · ${num(logits[i])}`,
-        kind: i >= after.kept ? 'hidden' : id === chosen ? 'strong' : '',
+        kind: i >= after.kept ? 'hidden' : '',
       })),
       'wide-note',
     ),
@@ -255,14 +253,8 @@ async function showSampler() {
 
 function contextBefore(position) {
   const first = Math.max(0, position - 11);
-  return (
-    (first ? '…' : '') +
-    facts.tokens
-      .slice(first, position + 1)
-      .map((token) => token.text)
-      .join('')
-      .replaceAll('\n', '⏎')
-  );
+  const text = spelt(first, position + 1).map((piece) => piece.special ?? piece);
+  return (first ? '…' : '') + text.join('').replaceAll('\n', '⏎');
 }
 
 async function drawToken() {
@@ -299,9 +291,8 @@ view('loss', ['token'], (section) => {
         i === 0
           ? { note: say('loss.first') }
           : {
-              background: lossColour(losses[i - 1] / top),
+              colour: between('panel', 'minus', losses[i - 1] / top),
               note: `${losses[i - 1].toFixed(3)} nats`,
-              kind: losses[i - 1] / top > 0.6 ? 'hot-cell' : '',
             },
     }),
     el(
@@ -344,7 +335,3 @@ view('loss', ['token'], (section) => {
     ),
   );
 });
-
-function lossColour(share) {
-  return `rgb(${between('panel', 'minus', Math.min(share, 1)).map(Math.round).join(',')})`;
-}

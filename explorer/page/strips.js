@@ -84,10 +84,11 @@ function vector(name, values, { of = values.length, kind = '', maximum = largest
  * Rows of a bar each.
  * @param {{label: string|Node, value: number, note: string, kind?: string}[]} rows value: the bar's share of the width, 0 to 1.
  */
-function bars(rows, kind = '') {
+function bars(rows, kind = '', label = null) {
   return el(
     'ul',
-    { class: `bars ${kind}` },
+    // Those that scroll can be reached without a pointer.
+    { class: `bars ${kind}`, tabindex: kind === 'tall' ? '0' : null, 'aria-label': label },
     rows.map((row) => {
       const fillNode = el('span', { class: `bar-fill ${row.kind ?? ''}` });
       fillNode.style.width = `${Math.max(0, Math.min(1, row.value)) * 100}%`;
@@ -111,16 +112,16 @@ function bars(rows, kind = '') {
  * @param {function(number): void} options.choose
  * @param {function(number): void} [options.peek] While the pointer is over a token or focus on it.
  * @param {function(): void} [options.leave]
- * @param {function(number): {background?: string, note?: string, kind?: string}} [options.look]
+ * @param {function(number): {colour?: number[], note?: string}} [options.look]
  */
-function tokenRow({ name, label, chosen, choose, peek, leave, look = () => ({}), first = 0 }) {
+function tokenRow({ name, label, chosen, choose, peek, leave, look = () => ({}) }) {
   const row = el('div', { class: 'token-row', role: 'listbox', 'aria-label': label, 'aria-orientation': 'horizontal' });
   for (let i = 0; i < NUM_TOKENS; i++) {
-    const { background, note, kind } = look(i);
+    const { colour, note } = look(i);
     const token = el(
       'span',
       {
-        class: `token ${i >= PROMPT_TOKENS ? 'new' : ''} ${kind ?? ''}`,
+        class: i >= PROMPT_TOKENS ? 'token new' : 'token',
         role: 'option',
         'aria-selected': String(i === chosen),
         'aria-label': `${i}: ${facts.tokens[i].text}${note ? `, ${note}` : ''}`,
@@ -131,7 +132,7 @@ function tokenRow({ name, label, chosen, choose, peek, leave, look = () => ({}),
       },
       tokenText(i),
     );
-    if (background) token.style.background = background;
+    if (colour) tint(token, colour);
     row.append(token);
     if (facts.tokens[i].text.includes('\n')) row.append(el('span', { class: 'break', role: 'presentation' }));
   }
@@ -141,14 +142,14 @@ function tokenRow({ name, label, chosen, choose, peek, leave, look = () => ({}),
   };
   row.addEventListener('click', (event) => {
     const index = at(event);
-    if (index !== null && index >= first) choose(index);
+    if (index !== null) choose(index);
   });
   row.addEventListener('keydown', (event) => {
     const index = at(event);
-    const to = { ArrowRight: state.token + 1, ArrowLeft: state.token - 1, Home: first, End: NUM_TOKENS - 1 }[event.key];
+    const to = { ArrowRight: state.token + 1, ArrowLeft: state.token - 1, Home: 0, End: NUM_TOKENS - 1 }[event.key];
     if (index === null || to === undefined) return;
     event.preventDefault();
-    choose(Math.min(Math.max(to, first), NUM_TOKENS - 1));
+    choose(Math.min(Math.max(to, 0), NUM_TOKENS - 1));
   });
   if (peek) {
     const over = (event) => at(event) !== null && peek(at(event));

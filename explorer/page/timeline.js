@@ -2,15 +2,10 @@
 
 const NUM_STEPS = facts.steps.length;
 
-/** Tokens whose keys and values are in the cache before and after a pass; without a cache none ever is. */
-function cachedBefore(step) {
-  return facts.has_cache && step > 0 ? facts.steps[step].num_keys - facts.steps[step].num_queries : 0;
-}
-
-/** First and one past the last token that a pass is given. */
+/** First and one past the last token that a pass is given: all before the one that it chooses, or the last of them. */
 function queriesOf(step) {
-  const { num_keys: keys, num_queries: queries } = facts.steps[step];
-  return [keys - queries, keys];
+  const { token, num_queries: queries } = facts.steps[step];
+  return [token - queries, token];
 }
 
 /**
@@ -42,7 +37,7 @@ function drawCache(canvas, step, progress, cached) {
       }
       for (let column = 0; column < columns; column++) {
         const x = label + column * cell;
-        const before = cached && column < cachedBefore(step) && keeps(layer, step, column);
+        const before = cached && column < first && reads(layer, step, column);
         const written = column >= from && column < to && reached > layer;
         if (before) {
           context.fillStyle = now ? palette.key : mixed('panel', 'key', 0.38);
@@ -71,10 +66,9 @@ function drawCache(canvas, step, progress, cached) {
   });
 }
 
-/** A sliding layer forgets what its window has passed. */
-function keeps(layer, step, column) {
-  const window = model.windows[layer];
-  return window === null || facts.steps[step].num_keys - column <= window;
+/** Whether the last query of a pass reads a position: a sliding layer has let go what its window has passed. */
+function reads(layer, step, column) {
+  return sees(layer, facts.steps[step].token - 1, column);
 }
 
 /** Measured time of each pass as bars, with the cache and without, on one scale; the chosen pass is marked. */
@@ -135,12 +129,12 @@ function exactBytes(value) {
 function comparison(step) {
   const [own, other] = [facts.steps[step], facts.uncached[step]];
   const row = (name, field, show) => [say(`player.${name}`), show(own[field]), other ? show(other[field]) : '–'];
-  const unknown = (part) => facts.left_out.some((item) => item.part === part);
+  const about = facts.left_out.some((item) => item.part === 'weight_bytes_read') ? '≈ ' : '';
   return [
     row('num_queries', 'num_queries', count),
     row('num_keys', 'num_keys', count),
-    row('flops', 'flops', (value) => `${unknown('flops') ? '≈ ' : ''}${flops(value)}`),
-    row('weight_bytes', 'weight_bytes_read', (value) => `${unknown('weight_bytes_read') ? '≈ ' : ''}${bytes(value)}`),
+    row('flops', 'flops', flops),
+    row('weight_bytes', 'weight_bytes_read', (value) => `${about}${bytes(value)}`),
     row('cache_read', 'cache_bytes_read', exactBytes),
     row('cache_held', 'cache_bytes', exactBytes),
     row('cache_allocated', 'cache_bytes_allocated', exactBytes),

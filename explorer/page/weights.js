@@ -6,6 +6,15 @@ function weightCount(weight) {
   return weight.shape.reduce((a, b) => a * b, 1);
 }
 
+/** A name that may be broken after its dots and underscores. */
+function breakable(name) {
+  return el(
+    'code',
+    {},
+    name.split(/(?<=[._])/).flatMap((piece) => [piece, el('wbr')]),
+  );
+}
+
 /** Weights that differ in nothing but their block, as one row; in the order in which they first appear. */
 function weightGroups() {
   const groups = new Map();
@@ -48,7 +57,6 @@ view('weights', [], (section) => {
       bytes: bytes(total * bytesPerWeight()),
       dtype: model.dtype,
     }),
-    absence('weights'),
     stacked,
     el(
       'p',
@@ -66,7 +74,7 @@ view('weights', [], (section) => {
       weightGroups().map((group) => {
         const many = group.weights.length * weightCount(group.weights[0]);
         return [
-          el('code', {}, group.pattern),
+          breakable(group.pattern),
           say(`weights.part.${group.part}`),
           shape(...group.shape),
           count(weightCount(group.weights[0])),
@@ -164,7 +172,7 @@ view('hyperparameters', [], (section) => {
       say('hyperparameters.title'),
       [say('hyperparameters.name'), say('hyperparameters.value'), say('hyperparameters.shapes')],
       model.hyperparameters.map(([name, value]) => [
-        el('code', {}, name),
+        breakable(name),
         el('code', {}, shown(value)),
         hyperparameterText(name),
       ]),

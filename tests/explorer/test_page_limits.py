@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from synthetic_trace import synthetic_trace
+from traced_models import PROMPT
 
 from tercet.explorer import render
 from tercet.explorer.packing import pack_descending, pack_fractions, pack_scaled, pack_unsigned
@@ -129,7 +130,7 @@ def test_what_the_model_does_not_show_is_said_where_it_would_be(open_page, recor
 @pytest.fixture(scope="module")
 def hostile_page(open_page, record):
     trace = record("llama").trace
-    token = dataclasses.replace(trace.tokens[1], text=HOSTILE)
+    token = dataclasses.replace(trace.tokens[1], text=HOSTILE, bytes=HOSTILE.encode().hex())
     hostile = dataclasses.replace(
         trace,
         prompt=HOSTILE,
@@ -184,13 +185,42 @@ def test_no_text_of_the_model_can_end_a_script_element(record):
 def test_unprintable_bytes_are_shown_by_their_bytes(open_page, record):
     page = open_page(render(record("gpt2").trace))
     tokens = page.run("explorer.facts.tokens")
-    assert any("\ufffd" in token["text"] for token in tokens), (
+    assert any(re.fullmatch("<[0-9A-F]{2}>", token["text"]) for token in tokens), (
         "the prompt's Chinese falls into bytes in this vocabulary"
     )
     page.run("document.querySelector('#tokens details').open = true")
     listed = page.text("#tokens table")
     for token in tokens:
         assert re.sub("(..)", r"\1 ", token["bytes"]).strip() in listed
+    page.close()
+
+
+def test_a_text_whose_characters_are_several_tokens_is_written_whole(open_page, record):
+    trace = record("gpt2").trace
+    page = open_page(render(trace))
+    assert PROMPT in page.run("document.querySelector('#generated').textContent")
+    page.change(step=0)
+    assert "中文 é" in page.text("#sampling")
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (" a\n", "·a⏎"),
+        ("\x00\x1b\x7f\x85", "<00><1B><7F><U+0085>"),
+        ("x\u202ey\u200b", "x<U+202E>y<U+200B>"),
+        ("\u200d", "<U+200D>"),
+        ("👩\u200d👧", "👩\u200d👧"),
+        ("كتب", "\u2068كتب\u2069"),  # isolated, so that "5 كتب → 2" keeps its order
+        ("", "∅"),
+    ],
+)
+def test_what_is_invisible_in_a_token_is_shown_as_a_sign(open_page, record, text, shown):
+    trace = record("llama").trace
+    tokens = (dataclasses.replace(trace.tokens[0], text=text), *trace.tokens[1:])
+    page = open_page(render(dataclasses.replace(trace, tokens=tokens)))
+    assert page.run("document.querySelector('#tokens .token').textContent") == shown
     page.close()
 
 
@@ -206,6 +236,8 @@ def test_a_box_for_another_prompt_only_where_a_server_stands_behind(open_page, r
         }"""
     )
     assert form == ["post", "/run", trace.prompt, "6"]
+    page.run("document.forms[0].elements.new_tokens.value = '300'")
+    assert page.run("document.forms[0].checkValidity()")  # how many there may be, the server knows
     assert "form-action 'self'" in served and "form-action 'none'" in render(trace)
 
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from traced_models import WINDOW
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 KINDS = ["gpt2", "llama", "tercet-mixed"]
@@ -86,6 +87,57 @@ def test_each_decode_step_adds_one_column_to_each_layer(shown):
     for before, after in itertools.pairwise(steps):
         assert after["cache_bytes_read"] == before["cache_bytes"]
         assert np.subtract(after["cache_bytes_per_layer"], before["cache_bytes_per_layer"]).tolist() == [column] * 3
+
+
+def test_a_window_shorter_than_the_prompt_hides_no_query(record, shown):
+    page, run = shown("mistral"), record("mistral").trace
+    first = run.num_prompt_tokens
+    page.change(step=0)
+    assert page.text("#inference .status").startswith(f"Prefill: {first} tokens at once")
+    asked = "[...document.querySelectorAll('#inference .token')].flatMap((t, i) => (t.matches('.asked') ? [i] : []))"
+    assert page.run(asked) == list(range(first))
+    assert page.text(".part-scores .shape").endswith(f"(1, 4, {first}, {first})")
+    page.change(step=2)
+    assert page.run(asked) == [first + 1]
+    assert page.run(asked.replace(".asked", ".in-cache")) == list(range(first + 2 - WINDOW, first + 1))
+    assert f"reads at most {WINDOW - 1} cached columns" in page.text("#inference .status")
+    page.page.click("#block .choices button:last-child")
+    page.until("document.querySelector('.part-scores .shape').textContent.includes('(1, 4, 1, ')")
+    assert page.text(".part-scores .shape").endswith(f"(1, 4, 1, {WINDOW})")
+    assert "Each token adds 384 bytes" in page.text("#inference")  # 2 x 3 layers x 2 heads x 8 numbers x 4 bytes
+    assert "takes the place of the oldest" in page.text("#inference")
+    assert page.run(_COLUMNS) == [1, first + 2 - WINDOW]
+
+
+def test_shapes_are_those_of_the_chosen_layer(shown):
+    page = shown("tercet-mixed")
+    page.change(layer=0, step=3)
+    page.page.click("#block .choices button:last-child")
+    page.until("document.querySelector('.part-scores .shape').textContent.includes('(1, 4, 1, ')")
+    assert page.text(".part-scores .shape").endswith(f"(1, 4, 1, {WINDOW})")
+    page.change(layer=1)
+    tokens = page.run("explorer.facts.steps[3].token")
+    assert page.text(".part-scores .shape").endswith(f"(1, 4, 1, {tokens})")
+
+
+@pytest.mark.parametrize("kind", ["openai-gpt", "olmo2"])
+def test_a_norm_that_the_model_does_not_have_has_no_numbers(shown, kind):
+    page = shown(kind)
+    for part in (".part-norm1", ".part-norm2"):
+        page.page.click(part)
+        page.until(f"document.querySelector('{part}').ariaPressed === 'true'")
+        assert "no norm before this part" in page.text(".panel .absent")
+        assert page.run("document.querySelectorAll('.panel .vector').length") == 0
+    assert "not simply x + attention + FFN" in page.text("#block")
+
+
+def test_a_layer_that_does_not_rotate_says_so(shown):
+    page = shown("smollm3")
+    page.page.click(".part-rotate")
+    for layer, rotates in ((0, True), (2, False)):
+        page.change(layer=layer)
+        assert ("Angles of the first pairs" in page.text(".panel")) == rotates
+        assert ("does not rotate" in page.text(".panel")) != rotates
 
 
 @pytest.mark.parametrize("settings", [(0.7, 40, 1.0), (1.0, 1024, 0.9), (1.6, 300, 0.5), (0.05, 5, 0.99)])
@@ -197,6 +249,14 @@ def test_expand_says_why_it_has_no_numbers(shown):
     assert page.text(".panel .numbers").startswith("32 → 48")
 
 
+_COLUMNS = """() => {
+  // What the picture of the cache fills of its top row: how many runs of columns, and where the first begins.
+  const canvas = document.querySelector('#inference canvas'), context = canvas.getContext('2d');
+  const tokens = explorer.facts.tokens.length, cell = (canvas.width - 34) / tokens;
+  const colour = (i) => [...context.getImageData(34 + (i + 0.4) * cell, 8, 1, 1).data].join();
+  const empty = colour(0), read = Array.from({ length: tokens }, (_, i) => colour(i) !== empty);
+  return [read.filter((now, i) => now && !read[i - 1]).length, read.indexOf(true)];
+}"""
 _TABLE = "document.querySelector('.panel .scroll')"
 _ROWS = """[...document.querySelectorAll('.panel .before-table tbody tr')].map(
   (row) => [...row.children].map((cell) => cell.textContent))"""

@@ -166,6 +166,14 @@ def test_other_bodies_are_refused(ask, runs):
     assert runs.asked == []
 
 
+def test_a_body_that_is_far_too_large_is_answered(ask, runs):
+    """Cut off while it sends, a browser would show a broken connection and not what is wrong."""
+    answer, text = ask("POST", "/run", run_body("x" * 10_000_000))
+    assert answer.status == 413
+    assert "10,000,0" in text and "too long" in text
+    assert runs.asked == []
+
+
 def test_the_page_cannot_be_framed_or_cached(ask):
     answer, _ = ask()
     assert answer.headers["X-Frame-Options"] == "DENY"

@@ -217,6 +217,10 @@ def test_facts_of_the_model(record):
     assert told("phi3") == ("rotary", "RMSNorm", "gated", 4, 2, 8)
     assert told("qwen3") == ("rotary", "RMSNorm", "gated", 4, 2, 16)
     assert told("bloom") == ("alibi", "LayerNorm", "plain", 4, 4, 8)
+    assert record("smollm3").trace.model.rotated == (True, True, False)
+    assert record("gpt2").trace.model.rotated == (False,) * 3
+    norms_first = {kind: record(kind).trace.model.norms_first for kind in ("gpt2", "gemma2", "olmo2", "openai-gpt")}
+    assert norms_first == {"gpt2": True, "gemma2": True, "olmo2": False, "openai-gpt": False}
     assert record("llama").trace.model.intermediate_size == 48
     assert record("llama").trace.model.hyperparameters["rope_parameters"]["rope_theta"] == 10000.0
 

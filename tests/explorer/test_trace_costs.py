@@ -92,6 +92,12 @@ def test_cache_grows_by_a_column_and_is_read_whole(record):
     assert {(step.cache_bytes, step.cache_bytes_read) for step in run.uncached} == {(0, 0)}
 
 
+@pytest.mark.parametrize(("kind", "column"), [("tercet-mixed", 128), ("mistral", 128), ("gpt2", 256), ("qwen3", 256)])
+def test_what_one_token_takes_in_each_layer(record, kind, column):
+    assert record(kind).trace.cache_bytes_per_token == (column,) * 3  # K, D, key and value, bytes of float32
+    assert record("openai-gpt").trace.cache_bytes_per_token == (0,) * 3
+
+
 @pytest.mark.parametrize(("kind", "num_full"), [("tercet-mixed", 1), ("mistral", 0)])
 def test_a_window_bounds_what_is_read(record, kind, num_full):
     run = record(kind).trace
