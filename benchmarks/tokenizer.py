@@ -26,11 +26,11 @@ import zlib
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tokenizer_report import tables
 
-from tercet.tokenizer.pretokenization import BLANKS_PATTERN, BLOOM_PATTERN, LLAMA3_PATTERN
+from tercet.tokenizer.pretokenization import BLANKS_PATTERN, BLOOM_PATTERN, LLAMA3_PATTERN, Words
 
 HELD_OUT = 0.05
 MEMORY_LIMIT = 18 << 30  # a direct training that wants more fails, and says so, instead of stopping the machine
@@ -48,7 +48,7 @@ PATTERNS = {
     "Llama 3 (Tercet's default)": LLAMA3_PATTERN,
     "Llama 3, one digit (Qwen 2)": _LLAMA3.replace("{digits}", r"\p{N}"),
     "Llama 3, any digits": _LLAMA3.replace("{digits}", r"\p{N}+"),
-    "GPT-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "GPT-2's": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "o200k (GPT-4o)": (
         rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
         rf"{_CONTRACTIONS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -130,7 +130,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def measure_patterns(arguments: argparse.Namespace, folder: Path, held_out: Path) -> dict[str, Any]:
-    """Bytes per token on held-out text of tokenizers that differ in their pattern alone, and of those given."""
+    """Bytes per token on held-out text of tokenizers that differ in their pattern alone, and of others."""
     corpus = write_corpus(folder / "train.jsonl", folder / "patterns.jsonl", arguments.pattern_megabytes)
     folders = {}
     for number, (name, pattern) in enumerate(PATTERNS.items()):
@@ -138,6 +138,10 @@ def measure_patterns(arguments: argparse.Namespace, folder: Path, held_out: Path
         save = str(folder / f"pattern-{number}")
         _must(work(do="pattern", corpus=str(corpus), vocab_size=arguments.vocab_size, save=save, pattern=pattern))
         folders[name] = save
+    for words in get_args(Words):  # what is left of a pattern's text where memory is bounded
+        say(f"words {words}")
+        folders[f"within the budget, `--words {words}`"] = save = str(folder / f"words-{words}")
+        _must(work(do="tercet", corpus=str(corpus), vocab_size=arguments.vocab_size, save=save, words=words))
     others = {Path(path).name: path for path in arguments.compare}
     scores = _must(work(do="score", tokenizers=folders | others, held_out=str(held_out)))
     return {"megabytes": arguments.pattern_megabytes, "patterns": list(PATTERNS), **scores}
@@ -205,7 +209,9 @@ def train_tercet(task: dict[str, Any]) -> dict[str, Any]:
 
     counts: list[SampleCounts] = []
     with _Measured() as measured:
-        tokenizer = train_tokenizer(_texts(task["corpus"]), task["vocab_size"], on_text_used=counts.append)
+        tokenizer = train_tokenizer(
+            _texts(task["corpus"]), task["vocab_size"], words=task.get("words", "llama3"), on_text_used=counts.append
+        )
     tokenizer.save_pretrained(task["save"])
     return measured.result | {"seen_bytes": counts[0].seen_bytes, "used_bytes": counts[0].kept_bytes}
 

@@ -17,11 +17,11 @@ from tercet.explorer.record import Sampling, Trace
 from tercet.explorer.render import render
 from tercet.explorer.server import RUN_PATH, ExplorerServer
 from tercet.explorer.trace import trace
-from tercet.info import human_bytes
 from tercet.loading import check_is_causal_lm, load_checkpoint_folder
 from tercet.training.atomic import write_atomically
 from tercet.training.errors import UserError
 from tercet.training.hardware import free_memory_bytes
+from tercet.units import binary_bytes
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -120,7 +120,7 @@ def check_fits(folder: Path, device: str) -> None:
         free = free_memory_bytes(place)
         if needed > free:
             raise UserError(
-                f"the weights in {folder} take {human_bytes(needed)}, and {human_bytes(free)} of memory are free on "
+                f"the weights in {folder} take {binary_bytes(needed)}, and {binary_bytes(free)} of memory are free on "
                 f"{place}: choose a smaller checkpoint, or a machine with more memory"
             )
 
@@ -185,7 +185,7 @@ def _report(recorded: Trace, output: Path) -> None:
     for left_out in recorded.left_out:
         typer.echo(f"note: {left_out.part}: {left_out.reason}", err=True)
     typer.echo(
-        f"{output}: {human_bytes(output.stat().st_size)}, {recorded.num_prompt_tokens} + {num_new} tokens through "
+        f"{output}: {binary_bytes(output.stat().st_size)}, {recorded.num_prompt_tokens} + {num_new} tokens through "
         f"{recorded.model.num_layers} layers; open it in any browser"
     )
 

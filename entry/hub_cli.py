@@ -16,6 +16,7 @@ import typer
 
 from tercet.command_line import Checkpoint, one_line
 from tercet.training.errors import UserError
+from tercet.units import decimal_bytes
 
 if TYPE_CHECKING:
     from tercet.hub import PushOptions
@@ -153,20 +154,8 @@ def _show_plan(checkpoint: Path, options: "PushOptions") -> None:
     files, refusal = plan_push(checkpoint, options)
     width = max(len(file.path) for file, _ in files)
     for file, size in files:
-        typer.echo(f"{_size(size):>9}  {file.path:<{width}}  {file.what}")
-    total = sum(size for _, size in files)
-    typer.echo(
-        f"{_size(total):>9}  {len(files)} files for {options.repo_id}, branch {options.branch}; nothing was sent"
-    )
+        typer.echo(f"{decimal_bytes(size):>9}  {file.path:<{width}}  {file.what}")
+    total = decimal_bytes(sum(size for _, size in files))
+    typer.echo(f"{total:>9}  {len(files)} files for {options.repo_id}, branch {options.branch}; nothing was sent")
     if refusal is not None:
         raise UserError(refusal)
-
-
-def _size(num_bytes: int) -> str:
-    """As the Hub shows sizes: powers of 1000."""
-    value, unit = float(num_bytes), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{num_bytes} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tercet.training.errors import UserError
+from tercet.units import binary_bytes, decimal_count
 
 if TYPE_CHECKING:
     import torch
@@ -154,7 +155,7 @@ def _memory(model: "PreTrainedModel") -> "tuple[RenderableType, ...]":
         ("optimizer state, AdamW", adamw.optimizer_state),
         ("optimizer state, Muon on the layers' matrices", muon.optimizer_state),
     ):
-        table.add_row(name, f"{size:,}", human_bytes(size))
+        table.add_row(name, f"{size:,}", binary_bytes(size))
     return _title(f"Memory in {str(dtype).removeprefix('torch.')}, without activations"), table
 
 
@@ -210,28 +211,8 @@ def _flops(config: Any) -> "tuple[RenderableType, ...]":
         (f"decode, token {context:,}", decode_flops_per_token(config, context)),
         (f"training, mean over {context:,} tokens", flops_per_token(config, context, training=True)),
     ):
-        table.add_row(name, f"{count:,}", human_count(count))
+        table.add_row(name, f"{count:,}", decimal_count(count))
     return _title("FLOPs per token: matrix products, causal scores, the head"), table
-
-
-def human_bytes(size: int) -> str:
-    """Bytes in binary units, three figures: 1536 → "1.50 KiB"."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{size} B" if unit == "B" else f"{value:.3g} {unit}" if value >= 100 else f"{value:.2f} {unit}"
-
-
-def human_count(count: int) -> str:
-    """A count in thousands, millions, billions: 1_500_000 → "1.50 M"."""
-    value, unit = float(count), ""
-    for larger in (" K", " M", " G", " T"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{count}" if not unit else f"{value:.2f}{unit}"
 
 
 def _dtype(config: Any) -> "torch.dtype":

@@ -16,7 +16,7 @@ from tercet.tokenizer.special_tokens import (
     special_ids,
     token_ids,
 )
-from tercet.tokenizer.training import MIN_VOCAB_SIZE, train_tokenizer
+from tercet.tokenizer.training import MIN_VOCAB_SIZE, VocabularyTooLargeError, train_tokenizer
 
 __all__ = [
     "END_OF_TEXT",

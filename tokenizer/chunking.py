@@ -1,14 +1,15 @@
 """Text in chunks that come again and again, so that their ids can be kept: the words of most text are few.
 
-No word of `LLAMA3_PATTERN` goes on across the border of two chunks, and none looks ahead across it: the ids of the
-chunks, end to end, are the ids of the whole. A chunk is a word or, where that cannot be told for sure, several.
+No word of the tokenizer goes on across the border of two chunks, and none looks ahead across it: the ids of the chunks,
+end to end, are the ids of the whole. A chunk is a word or, where that cannot be told for sure, several.
 """
 
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from tercet.tokenizer.encoding import splits_like_tercet
+from tercet.tokenizer.encoding import exact_words
+from tercet.tokenizer.pretokenization import BLANKS, BLOOM_MARKS, Words
 
 
 class Chunking(NamedTuple):
@@ -17,10 +18,12 @@ class Chunking(NamedTuple):
     Attributes:
         pattern: For Python's `re`; its matches, one after the other, are the text.
         prefixes: Characters that make one word with the letters behind them.
+        word: For `re`; a chunk that is a match as a whole is one word for sure. So is one of letters alone.
     """
 
     pattern: str
     prefixes: str
+    word: str
 
 
 # Neither letter, number nor white space to Python and to the pattern, whatever their Unicode versions: ASCII, Latin-1,
@@ -35,7 +38,7 @@ _ENDS_WORD = rf"(?=[ \t\r\n{_MARKS}]|\Z)"  # behind a letter or number
 
 # `[^\W_]` is within \p{L} and \p{N}, \S within the pattern's; what is on neither side for sure is left to the last two
 # alternatives, which end only before a space behind no white space, or behind a line end before no white space.
-_CHUNK = "|".join(
+_LLAMA3_CHUNK = "|".join(
     (
         # Letters with the blank or the one mark before them. (A contraction, 's, is several words at times.)
         rf"[ \t]?[^\W\d_]++{_ENDS_WORD}",
@@ -57,9 +60,36 @@ _CHUNK = "|".join(
 )
 # No apostrophe: 'so is 's and o.
 _PREFIXES = ' \t!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\u00ab\u201c\u3001\u3002\u300c\uff08\uff0c'
+_LLAMA3_WORD = rf"[0-9]{{1,3}}| ?[{_MARKS}]+[\r\n]*"
+
+_BLOOM_GAP = rf"[{BLANKS}{BLOOM_MARKS}]"  # of what stands between BLOOM's words
+_BLOOM_LETTER = rf"[^\s{BLOOM_MARKS}]"
+_BLOOM_CHUNK = "|".join(
+    (
+        rf" ?{_BLOOM_LETTER}++(?={_BLOOM_GAP}|\Z)",
+        # The last blank of a gap belongs to the word behind it.
+        rf"{_BLOOM_GAP}+(?:(?= {_BLOOM_LETTER})|(?<! )(?={_BLOOM_LETTER})|\Z)",
+        rf"(?s:.+?)(?:(?<={_BLOOM_LETTER})(?={_BLOOM_GAP})|\Z)",
+    )
+)
+_BLANKS_CHUNK = "|".join(
+    (
+        rf"[{BLANKS}]?\S++(?=[{BLANKS}]|\Z)",
+        # One blank alone joins the word behind it, the last of several does not.
+        rf"[{BLANKS}]{{2,}}+(?=\S|\Z)|[{BLANKS}]\Z",
+        rf"(?s:.+?)(?:(?<=\S)(?=[{BLANKS}])|(?<=[{BLANKS}]{{2}})(?=\S)|\Z)",
+    )
+)
+
+_CHUNKINGS: dict[Words, Chunking] = {
+    "llama3": Chunking(_LLAMA3_CHUNK, _PREFIXES, _LLAMA3_WORD),
+    "bloom": Chunking(_BLOOM_CHUNK, " ", rf" ?{_BLOOM_LETTER}+|{_BLOOM_GAP}+"),
+    "blanks": Chunking(_BLANKS_CHUNK, " ", rf"\s?\S+|[{BLANKS}]+"),
+}
 
 
 def chunking_of(backend: Tokenizer) -> Chunking | None:
     """How to cut text for this tokenizer with the same ids; None if they may depend on more than the chunk."""
+    words = exact_words(backend)
     is_random = bool(getattr(backend.model, "dropout", None))
-    return Chunking(_CHUNK, _PREFIXES) if splits_like_tercet(backend) and not is_random else None
+    return None if words is None or is_random else _CHUNKINGS[words]

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from tercet.tokenizer.pretokenization import split_document, word_splitter
+from tercet.tokenizer.pretokenization import Words, split_document, words_of
 from tercet.tokenizer.training import check_text
 
 PIECE_CHARS = 1 << 16
@@ -31,10 +31,10 @@ def encode_documents(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -
         TypeError: If a text is no string.
     """
     backend = tokenizer.backend_tokenizer
-    piece_chars = PIECE_CHARS if splits_like_tercet(backend) else None
+    words = exact_words(backend)
     documents: list[list[int]] = [[] for _ in texts]
     with _plain_text(backend):
-        for owners, pieces in _batches(texts, piece_chars):
+        for owners, pieces in _batches(texts, words):
             encodings = backend.encode_batch_fast(pieces, add_special_tokens=False)
             for owner, encoding in zip(owners, encodings, strict=True):
                 documents[owner] += encoding.ids
@@ -70,24 +70,26 @@ def _plain_text(backend: Tokenizer) -> Iterator[None]:
             backend.enable_padding(**padding)
 
 
-def splits_like_tercet(backend: Tokenizer) -> bool:
-    """Whether `split_document` is exact; GPT-2's pattern, for one, joins two newlines that a cut would part."""
-    return (
-        backend.normalizer is None
-        and backend.pre_tokenizer is not None
-        and backend.pre_tokenizer.__getstate__() == word_splitter().__getstate__()
-        and all(token.special for token in backend.get_added_tokens_decoder().values())
-    )
+def exact_words(backend: Tokenizer) -> Words | None:
+    """The tokenizer's words, if they alone decide where its text may be cut; otherwise None: it must not be.
+
+    GPT-2's pattern, for one, joins two newlines that a cut would part.
+    """
+    if backend.normalizer is not None or backend.pre_tokenizer is None:
+        return None
+    if not all(token.special for token in backend.get_added_tokens_decoder().values()):
+        return None
+    return words_of(backend.pre_tokenizer)
 
 
-def _batches(texts: Sequence[str], piece_chars: int | None) -> Iterator[tuple[list[int], list[str]]]:
+def _batches(texts: Sequence[str], words: Words | None) -> Iterator[tuple[list[int], list[str]]]:
     """Pieces of about `_BATCH_CHARS` characters together, each with the index of its document."""
     owners: list[int] = []
     pieces: list[str] = []
     num_chars = 0
     for index, text in enumerate(texts):
         check_text(text, index)
-        for piece in [text] if piece_chars is None else split_document(text, piece_chars, MAX_PIECE_CHARS):
+        for piece in [text] if words is None else split_document(text, PIECE_CHARS, MAX_PIECE_CHARS, words):
             owners.append(index)
             pieces.append(piece)
             num_chars += len(piece)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 from tokenizers import Regex, pre_tokenizers
 
@@ -20,21 +20,43 @@ LLAMA3_PATTERN = (
 )
 
 # BLOOM's (arXiv:2211.05100) parts words at blanks and at ends of clauses alone, so quotes, brackets, operators and
-# digits are merged with the letters beside them. llama.cpp knows it, too.
+# digits are merged with the letters beside them; what stands between two words is a word, too. llama.cpp knows it.
 BLOOM_PATTERN = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+BLOOM_MARKS = "(|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)"
 # Whatever is between blanks: the fewest tokens, one for a word with the comma behind it. Only `tokenizers` runs it.
 BLANKS_PATTERN = r"\s?\S+|\s+"
 
 Words = Literal["llama3", "bloom", "blanks"]
 """What BPE takes for a word. A longer word makes fewer tokens of a text, and of its parts none that others share."""
 
-# No match of Llama 3's pattern goes on across "newline, then no whitespace", nor across "no whitespace, then space",
-# nor from a letter or number to a mark (no apostrophe among them, which begins a contraction), and none looks ahead
-# across them: the ids of the pieces are the ids of the whole. The marks are for Chinese and others that write no
-# spaces. Python's \s covers the pattern's \s, and what is \w but no underscore is \p{L} or \p{N} (compared on every
-# code point), so a doubtful character only means no cut here.
+BLANKS = r" \t-\r\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+"""White space to Python and to the patterns, for use in brackets; not 28 to 31, which are so to Python alone."""
+
+# No match of a pattern goes on across these places, and none looks ahead across them: the ids of the pieces are the ids
+# of the whole. Python's \s covers the patterns' \s (compared on every code point), so a doubtful one means no cut.
+#
+# Llama 3: "newline, then no whitespace", "no whitespace, then space", from a letter or number to a mark (no apostrophe
+# among them, which begins a contraction). The marks are for Chinese and others that write no spaces. What is \w but no
+# underscore is \p{L} or \p{N}.
+# BLOOM: where a word ends. Blanks: where a word ends, and behind two blanks, of which the last joins no word.
 _MARKS = ",.;:!?)\u3001\u3002\uff0c\uff1b\uff1a\uff01\uff1f\uff09\u300d\u060c\u061b\u061f\u06d4\u0964\u104b\u17d4\u0f0d"
-_SAFE_CUT = re.compile(rf"(?<=\n)(?=\S)|(?<=\S)(?= )|(?<=[^\W_])(?=[{_MARKS}])")
+_SAFE_CUTS: dict[Words, re.Pattern[str]] = {
+    "llama3": re.compile(rf"(?<=\n)(?=\S)|(?<=\S)(?= )|(?<=[^\W_])(?=[{_MARKS}])"),
+    "bloom": re.compile(rf"(?<=[^\s{BLOOM_MARKS}])(?=[{BLANKS}{BLOOM_MARKS}])"),
+    "blanks": re.compile(rf"(?<=\S)(?=[{BLANKS}])|(?<=[{BLANKS}]{{2}})(?=\S)"),
+}
+# Classes of characters of which a run is one word, or nearly so; to Llama 3's pattern an underscore is a mark.
+_RUNS: dict[Words, tuple[str, ...]] = {
+    "llama3": (r"[^\W\d]", r"[^\w\s]", r"\s"),
+    "bloom": (rf"[^\s{BLOOM_MARKS}]", rf"[\s{BLOOM_MARKS}]"),
+    "blanks": (r"\S", r"\s"),
+}
+
+
+def words_of(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Words | None:
+    """Which of the words a pre-tokenizer makes; None if others."""
+    state = pre_tokenizer.__getstate__()
+    return next((words for words in get_args(Words) if word_splitter(words).__getstate__() == state), None)
 
 
 def word_splitter(words: Words = "llama3") -> pre_tokenizers.PreTokenizer:
@@ -49,17 +71,17 @@ def word_splitter(words: Words = "llama3") -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([_split(patterns[words]), _to_bytes()])
 
 
-def may_hold_long_run(content: bytes, max_run_chars: int) -> bool:
+def may_hold_long_run(content: bytes, max_run_chars: int, words: Words = "llama3") -> bool:
     """Whether `cut_long_words` may find one; on the bytes a gigabyte is searched in a second or two."""
     # At half the length, as a word may be half marks and half line ends.
     some = b"x" * (max_run_chars // 2)
-    return any(some in content.translate(table) for table in (_NOT_BLANK, _BLANK))
+    return any(some in content.translate(table) for table in (_NOT_BLANK, _GAP if words == "bloom" else _BLANK))
 
 
 def cut_long_words(text: str, max_run_chars: int, words: Words = "llama3") -> list[str]:
     """Parts of a text in which no run of letters, marks or blanks is longer; for counting pairs only.
 
-    Where words are more than letters or marks, no run of anything but blanks is longer either.
+    Where a word is more than letters or marks, it is no run of any of its characters that is longer.
 
     A run of Chinese without punctuation or a ruler of `====` is one word, and the trainer scans a whole word again for
     every merge inside it: 200,000 Chinese characters took 114 s, and 2,000,000 in words of 256 take 6 s. Cut here, for
@@ -72,12 +94,10 @@ def cut_long_words(text: str, max_run_chars: int, words: Words = "llama3") -> li
     Returns:
         The text in order, with nothing lost: as it is, or cut before, inside and behind its long runs.
     """
-    if not may_hold_long_run(text.encode("utf-8"), max_run_chars):
+    if not may_hold_long_run(text.encode("utf-8"), max_run_chars, words):
         return [text]
     parts, end = [], 0
-    # Runs of letters, marks and blanks as the pattern has them, to which an underscore is a mark.
-    runs = (r"[^\W\d]", r"[^\w\s]", r"\s") if words == "llama3" else (r"\S", r"\s")
-    long_runs = "|".join(f"{kind}{{{max_run_chars + 1},}}" for kind in runs)
+    long_runs = "|".join(f"{kind}{{{max_run_chars + 1},}}" for kind in _RUNS[words])
     for run in re.finditer(long_runs, text.translate(_AS_MARKS)):
         parts.append(text[end : run.start()])
         end = run.end()
@@ -93,9 +113,12 @@ def _byte_table(is_one: Callable[[int], bool]) -> bytes:
 _AS_MARKS = {ord("_"): "-", **dict.fromkeys(range(28, 32), "-")}
 _NOT_BLANK = _byte_table(lambda code: not chr(code).isspace() or code in range(28, 32) or code > 127)
 _BLANK = _byte_table(lambda code: chr(code).isspace() or code > 127)
+_GAP = _byte_table(lambda code: chr(code).isspace() or chr(code) in BLOOM_MARKS or code > 127)
 
 
-def split_document(text: str, piece_chars: int, max_piece_chars: int | None = None) -> Iterator[str]:
+def split_document(
+    text: str, piece_chars: int, max_piece_chars: int | None = None, words: Words = "llama3"
+) -> Iterator[str]:
     """Cut a long text into pieces whose tokens, end to end, are the tokens of the whole.
 
     Args:
@@ -103,12 +126,14 @@ def split_document(text: str, piece_chars: int, max_piece_chars: int | None = No
         piece_chars: Shortest piece but the last, in characters. A piece is longer where no safe place to cut comes up.
         max_piece_chars: Longest piece. Where none of its characters but the first `piece_chars` is a safe place, the
             text is cut here all the same, and the tokens on both sides of the cut may be others.
+        words: Those of the tokenizer.
     """
+    safe_cut = _SAFE_CUTS[words]
     start = 0
     while len(text) - start > piece_chars:
         end = len(text) if max_piece_chars is None else min(start + max_piece_chars, len(text))
         # The pattern sees one character behind `end`, and must: a cut there is as good as any.
-        cut = _SAFE_CUT.search(text, start + piece_chars, end + 1)
+        cut = safe_cut.search(text, start + piece_chars, end + 1)
         if cut is None and end == len(text):
             break
         end = end if cut is None else cut.start()

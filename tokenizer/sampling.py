@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from tercet.tokenizer.pretokenization import split_document
+from tercet.tokenizer.pretokenization import Words, split_document
 
 MIN_SAMPLE_BYTES = 1 << 14
 """Smallest budget: below it a piece of one long document would be most of the sample."""
@@ -50,11 +50,12 @@ class TextSampler:
     bytes for a piece, of at most twice `max_pieces`, however long the corpus.
     """
 
-    def __init__(self, max_bytes: int, max_pieces: int) -> None:
+    def __init__(self, max_bytes: int, max_pieces: int, words: Words = "llama3") -> None:
         """
         Args:
             max_bytes: UTF-8 bytes that the sample may hold.
             max_pieces: Documents that it may hold; a long one counts once for each of its pieces.
+            words: Those that long documents are cut between.
 
         Raises:
             ValueError: If there would be no sample to speak of.
@@ -65,6 +66,7 @@ class TextSampler:
             raise ValueError(f"max_documents={max_pieces} leaves nothing; give at least 1")
         self.max_bytes = max_bytes
         self.max_pieces = max_pieces
+        self.words: Words = words
         self.piece_chars = min(_MAX_PIECE_CHARS, max_bytes // _PIECES_IN_BUDGET)
         self._seen_pieces = self._seen_bytes = self._held_bytes = self._end = 0
         self._threshold = 1 << 64  # what hashes to this or more is out for good
@@ -88,7 +90,7 @@ class TextSampler:
         if not text:
             return
         is_short = len(text) <= self.piece_chars
-        for piece in (text,) if is_short else split_document(text, self.piece_chars, 2 * self.piece_chars):
+        for piece in (text,) if is_short else self._cut(text):
             content = piece.encode("utf-8")
             self._seen_pieces += 1
             self._seen_bytes += len(content)
@@ -103,6 +105,9 @@ class TextSampler:
         # At twice the budget, so that all the trims together read and write a few times the budget, no more.
         if self._held_bytes > 2 * self.max_bytes or len(self._keys) > 2 * self.max_pieces:
             self._trim()
+
+    def _cut(self, text: str) -> Iterator[str]:
+        return split_document(text, self.piece_chars, 2 * self.piece_chars, self.words)
 
     def counts(self) -> SampleCounts:
         """What the sample holds of what was added so far."""

@@ -38,6 +38,18 @@ _BATCH_BYTES = 1 << 18
 _SHARE_THAT_TELLS = 1 / 8
 
 
+class VocabularyTooLargeError(ValueError):
+    """A text has no merges for so many tokens.
+
+    Attributes:
+        largest: The size that it has merges for.
+    """
+
+    def __init__(self, message: str, *, largest: int) -> None:
+        super().__init__(message)
+        self.largest = largest
+
+
 def train_tokenizer(
     texts: Iterable[str],
     vocab_size: int,
@@ -61,8 +73,7 @@ def train_tokenizer(
     Args:
         texts: Documents, read once, of any length; empty ones count for nothing.
         vocab_size: Ids in all: 4 special tokens, 256 bytes, and the merges that fit in the rest.
-        words: What a word is: Llama 3's; BLOOM's, which are longer; or whatever is between blanks. Other than Llama
-            3's are encoded without the short cuts that know its pattern, so preparation is slower.
+        words: What a word is: Llama 3's; BLOOM's, which are longer; or whatever is between blanks.
         max_bytes: UTF-8 bytes of text to sample; up to twice as many lie in a temporary file meanwhile.
         max_documents: Documents to sample; a long one counts once for each piece of it.
         max_trainer_bytes: Memory for the trainer's tables, which grow with the bytes of distinct words: a sample that
@@ -95,7 +106,7 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=show_progress,
     )
-    with TextSampler(max_bytes, max_documents) as sampler:
+    with TextSampler(max_bytes, max_documents, words) as sampler:
         counts = _sample(texts, sampler, show_progress)
         feed = _Feed(sampler.contents(), counts.kept_bytes, max_trainer_bytes, words)
         backend.train_from_iterator(feed, trainer)
@@ -120,10 +131,11 @@ def _check_settings(texts: Iterable[str], vocab_size: int, max_token_bytes: int)
 
 def _check_reached(reached: int, vocab_size: int, min_frequency: int, used: SampleCounts) -> None:
     if reached < vocab_size:
-        raise ValueError(
+        raise VocabularyTooLargeError(
             f"vocab_size={vocab_size} is larger than the corpus supports: after {reached} tokens no pair "
             f"is left that occurs {min_frequency} times; give more text{'' if used.is_whole else ' or a larger budget'}"
-            f", or vocab_size={reached}"
+            f", or vocab_size={reached}",
+            largest=reached,
         )
 
 
@@ -197,7 +209,7 @@ class _Feed:
         self.num_pieces += len(batch)
         self.num_bytes += len(together) - len(batch) + 1
         texts = [content.decode("utf-8") for content in batch]
-        if not may_hold_long_run(together, _MAX_RUN_CHARS):
+        if not may_hold_long_run(together, _MAX_RUN_CHARS, self._kind_of_words):
             return texts
         return [part for text in texts for part in cut_long_words(text, _MAX_RUN_CHARS, self._kind_of_words)]
 

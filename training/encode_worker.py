@@ -26,7 +26,7 @@ class Encoder:
     Used by one thread at a time.
     """
 
-    def __init__(self, state: str, dtype: str, chunking: tuple[str, str] | None) -> None:
+    def __init__(self, state: str, dtype: str, chunking: tuple[str, str, str] | None) -> None:
         """
         Args:
             state: What `Tokenizer.to_str()` gives.
@@ -39,9 +39,9 @@ class Encoder:
         self._dtype = np.dtype(dtype)
         self._chunk_ids = None
         if chunking is not None:
-            pattern, prefixes = chunking
+            pattern, prefixes, word = chunking
             self._find_chunks = re.compile(pattern).findall
-            self._chunk_ids = ChunkIds(self.backend, self._dtype, prefixes)
+            self._chunk_ids = ChunkIds(self.backend, self._dtype, prefixes, word)
 
     def text_ids(self, pieces: Sequence[str]) -> list[bytes]:
         """Ids of each piece as they lie in memory; special tokens' names are plain text."""
@@ -73,9 +73,10 @@ class ChunkIds(dict[str, bytes]):
     there is young again. So the words in use stay, whatever has come before, and rare ones go.
     """
 
-    def __init__(self, backend: Tokenizer, dtype: np.dtype, prefixes: str) -> None:
+    def __init__(self, backend: Tokenizer, dtype: np.dtype, prefixes: str, word: str) -> None:
         super().__init__()
         self._encode, self._encode_word, self._prefixes = backend.encode, backend.model.tokenize, prefixes
+        self._is_word = re.compile(word).fullmatch
         self._typecode = dtype.char
         self._byte_characters = _byte_characters()
         self._old: dict[str, bytes] = {}
@@ -92,9 +93,9 @@ class ChunkIds(dict[str, bytes]):
         return ids
 
     def _make(self, chunk: str) -> bytes:
-        # Letters, perhaps behind a prefix, are one word: the model itself, without splitting and all that an Encoding
-        # has beside the ids, takes less than half the time.
-        if chunk.isalpha() or (chunk[0] in self._prefixes and chunk[1:].isalpha()):
+        # Of one word: the model itself, without splitting and all that an Encoding has beside the ids, takes less than
+        # half the time.
+        if chunk.isalpha() or (chunk[0] in self._prefixes and chunk[1:].isalpha()) or self._is_word(chunk):
             word = chunk.encode().decode("latin-1").translate(self._byte_characters)
             return array(self._typecode, [token.id for token in self._encode_word(word)]).tobytes()
         return array(self._typecode, self._encode(chunk, add_special_tokens=False).ids).tobytes()

@@ -1,4 +1,4 @@
-"""Joining the parts that several machines have prepared into one set."""
+"""Joining the parts that several machines have prepared into one set, which stands there for whoever trains on it."""
 
 import hashlib
 import shutil
@@ -76,6 +76,28 @@ def merge(parts: Sequence[Path], data_dir: Path) -> PreparedData:
     # Every part has read the whole corpus, and left out the same rows of it.
     skips = SkipReport.from_dict(manifests[0].get("skipped", {}))
     write_manifest(data_dir, settings, content.hexdigest(), names, by_source, skips)
+    return PreparedData.open(data_dir)
+
+
+def merged_set(data_dir: Path, settings: dict[str, Any]) -> PreparedData | None:
+    """The set that stands there if it is one of parts: to read the corpus for it is what merging was to spare.
+
+    Raises:
+        DataError: If it was made with other settings than these.
+    """
+    if not (data_dir / MANIFEST).is_file():
+        return None
+    try:
+        held = dict(read_manifest(data_dir)["settings"])
+    except DataError:
+        return None  # damaged: made anew
+    if held.pop("merged_parts", None) is None:
+        return None
+    if different := [key for key in sorted({*held, *settings}) if held.get(key) != settings.get(key)]:
+        raise DataError(
+            f"{data_dir} holds a set that was merged from parts with other settings (different: "
+            f"{', '.join(different)}). Merge parts of these settings, or choose another folder."
+        )
     return PreparedData.open(data_dir)
 
 

@@ -162,7 +162,8 @@ class _Staff:
     def __init__(self, state: str, dtype: str, workers: int) -> None:
         chunking = chunking_of(Tokenizer.from_str(state))
         # The chunking as a plain tuple: a worker does not know Tercet's classes.
-        self._arguments = (state, dtype, None if chunking is None else (chunking.pattern, chunking.prefixes))
+        plain = None if chunking is None else (chunking.pattern, chunking.prefixes, chunking.word)
+        self._arguments = (state, dtype, plain)
         self._workers = workers
         self._num_chars = 0
         self._thread = _ThreadEncoder(*self._arguments)
@@ -184,7 +185,7 @@ class _Staff:
 class _ThreadEncoder:
     """This process: one thread beside the one that reads, and those that `tokenizers` starts."""
 
-    def __init__(self, state: str, dtype: str, chunking: tuple[str, str] | None) -> None:
+    def __init__(self, state: str, dtype: str, chunking: tuple[str, str, str] | None) -> None:
         self._encoder = encode_worker.Encoder(state, dtype, chunking)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tercet-encoder")
 

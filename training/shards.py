@@ -22,10 +22,11 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from tercet.tokenizer.encoding import MAX_PIECE_CHARS, PIECE_CHARS, splits_like_tercet
-from tercet.tokenizer.pretokenization import split_document
+from tercet.tokenizer.encoding import MAX_PIECE_CHARS, PIECE_CHARS, exact_words
+from tercet.tokenizer.pretokenization import Words, split_document
 from tercet.training.documents import DataError, Document, Segment
 from tercet.training.duplicates import DuplicateFilter, normalized_digest
+from tercet.training.merge import merged_set
 from tercet.training.parallel_encoding import Piece, PieceEncoder
 from tercet.training.shard_files import (
     ShardWriter,
@@ -39,7 +40,6 @@ from tercet.training.shard_files import (
 from tercet.training.skips import SkipReport
 from tercet.training.split import digest_is_validation, document_digest, part_of, split_tail
 from tercet.training.token_set import (
-    MANIFEST,
     TRAIN,
     VALIDATION,
     PreparationReport,
@@ -47,7 +47,6 @@ from tercet.training.token_set import (
     ShardIndex,
     SourceReport,
     TokenSet,
-    read_manifest,
 )
 
 __all__ = ["PreparationReport", "PreparedData", "SourceReport", "TokenSet", "available_cores", "prepare"]
@@ -140,7 +139,7 @@ def prepare(
             raise ValueError(f"part must be (i, n) with 0 <= i < n, not {part}.")
         settings["part"] = list(part)
     data_dir = Path(data_dir)
-    if (merged := _merged_set(data_dir, settings)) is not None:
+    if (merged := merged_set(data_dir, settings)) is not None:
         return merged
     data_dir.mkdir(parents=True, exist_ok=True)
     remove_temporary_files(data_dir)
@@ -188,24 +187,6 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerFast) -> str:
     return hash_text(json.dumps(state, sort_keys=True))
 
 
-def _merged_set(data_dir: Path, settings: dict[str, Any]) -> PreparedData | None:
-    """The set that stands there if it is one of parts: to read the corpus for it is what merging was to spare."""
-    if not (data_dir / MANIFEST).is_file():
-        return None
-    try:
-        held = dict(read_manifest(data_dir)["settings"])
-    except DataError:
-        return None  # damaged: made anew
-    if held.pop("merged_parts", None) is None:
-        return None
-    if different := [key for key in sorted({*held, *settings}) if held.get(key) != settings.get(key)]:
-        raise DataError(
-            f"{data_dir} holds a set that was merged from parts with other settings (different: "
-            f"{', '.join(different)}). Merge parts of these settings, or choose another folder."
-        )
-    return PreparedData.open(data_dir)
-
-
 class _Preparation:
     """One call of `prepare`: the shards that stand, and the one that is being written."""
 
@@ -217,7 +198,7 @@ class _Preparation:
         self.fingerprint = settings_fingerprint(settings)
         backend: Tokenizer = tokenizer.backend_tokenizer
         self.encoder = PieceEncoder(backend.to_str(), settings["dtype"], workers)
-        self.can_cut = splits_like_tercet(backend)
+        self.words: Words | None = exact_words(backend)
         self.end = np.array([settings["eos_token_id"]], dtype=settings["dtype"])
         self.names: list[str] = []
         self.splits: set[int] = set()
@@ -373,8 +354,8 @@ class _Preparation:
         """The text, or a conversation's segments, cut where the tokens are those of the whole."""
         for segment in document.segments or (Segment(text, is_template=False, is_label=True),):
             pieces: Iterable[str] = (segment.text,) if segment.text else ()
-            if self.can_cut and not segment.is_template:
-                pieces = split_document(segment.text, PIECE_CHARS, MAX_PIECE_CHARS)
+            if self.words is not None and not segment.is_template:
+                pieces = split_document(segment.text, PIECE_CHARS, MAX_PIECE_CHARS, self.words)
             for piece in pieces:
                 yield Piece(piece, segment.is_template, segment.is_label)
 

@@ -9,12 +9,6 @@ from itertools import pairwise
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def benchmarks(root, monkeypatch):
-    """The scripts import each other from their own folder."""
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
-
-
 @pytest.fixture(scope="module")
 def smoke(root, tmp_path_factory):
     """What `--smoke` writes and prints."""

@@ -19,12 +19,6 @@ from tercet.training.shards import prepare
 SECTIONS = ["decode", "prefill", "uncached", "quantized", "fork"]
 
 
-@pytest.fixture(autouse=True)
-def benchmarks(root, monkeypatch):
-    """The scripts import each other from their own folder."""
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
-
-
 @pytest.fixture(scope="module")
 def smoke(root, tmp_path_factory):
     """What `--smoke` writes and prints; compiling, which takes most of it, is left to `test_compiled`."""

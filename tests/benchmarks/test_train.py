@@ -32,9 +32,8 @@ def test_every_contender_has_its_line_and_its_record(smoke):
 
 
 @pytest.mark.slow
-def test_tercet_and_the_plain_loop_train_alike(root, tmp_path, monkeypatch):
+def test_tercet_and_the_plain_loop_train_alike(tmp_path):
     """The same loss at the first step and nearly the same after some: speed is not bought with learning."""
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
     from train import SMOKE, prepare_text
     from train_contenders import Contender
 

@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 from transformers import FalconConfig, GPT2Config, LlamaConfig, PreTrainedConfig
 
-from tercet.info import describe, human_bytes, human_count, load_meta_model
+from tercet.info import describe, load_meta_model
 from tercet.modeling import TercetCache, TercetConfig, TercetForCausalLM
+from tercet.units import binary_bytes
 
 SIZES: dict[str, Any] = {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 CONFIGS: dict[str, PreTrainedConfig] = {
@@ -59,7 +60,7 @@ def test_tercet_numbers(tmp_path: Path) -> None:
     assert any("tied to embed_tokens" in line for line in lines)
     assert any(line.startswith("layer_types 3 × sliding_attention, full_attention") for line in lines)  # noqa: RUF001
     cache = per_layer * (2048 + 3 * 32)
-    assert f"cache of one sequence of 2,048 tokens {cache:,} {human_bytes(cache)}" in lines
+    assert f"cache of one sequence of 2,048 tokens {cache:,} {binary_bytes(cache)}" in lines
 
 
 def test_bytes_per_token_are_those_of_a_cache(tmp_path: Path) -> None:
@@ -125,19 +126,3 @@ def test_errors(tmp_path: Path) -> None:
 def test_importing_needs_no_torch() -> None:
     code = "import sys, tercet.info; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ}).returncode == 0
-
-
-def test_human_numbers() -> None:
-    assert [human_bytes(size) for size in (0, 1023, 1536, 512_000, 5 * 2**30)] == [
-        "0 B",
-        "1023 B",
-        "1.50 KiB",
-        "500 KiB",
-        "5.00 GiB",
-    ]
-    assert [human_count(count) for count in (999, 1500, 2_500_000, 7_000_000_000_000)] == [
-        "999",
-        "1.50 K",
-        "2.50 M",
-        "7.00 T",
-    ]

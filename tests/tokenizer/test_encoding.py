@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tercet.tokenizer import SPECIAL_TOKENS, bytes_per_token, encode_documents
+from tercet.tokenizer.encoding import exact_words
 from tercet.tokenizer.pretokenization import split_document
 
 
@@ -48,14 +49,23 @@ def test_long_document_has_the_ids_of_the_whole(small_tokenizer, small_corpus):
 
 @settings(max_examples=300, deadline=None)
 @given(
-    text=st.text(alphabet=st.sampled_from(" \t\n\r\x0b\x1c\x85\u00a0\u2028'sT_aB\u030109!<|中"), max_size=60),
+    text=st.text(alphabet=st.sampled_from(" \t\n\r\x0b\x1c\x85\u00a0\u2028'sT_aB\u030109!(<|.,中。"), max_size=60),
     piece_chars=st.integers(1, 8),
 )
-def test_pieces_have_the_ids_of_the_whole(small_tokenizer, text, piece_chars):
-    encode = small_tokenizer.backend_tokenizer.encode
-    pieces = list(split_document(text, piece_chars))
+def test_pieces_have_the_ids_of_the_whole(tokenizer, words, text, piece_chars):
+    encode = tokenizer.backend_tokenizer.encode
+    pieces = list(split_document(text, piece_chars, words=words))
     assert "".join(pieces) == text
     assert [i for piece in pieces for i in encode(piece).ids] == encode(text).ids
+
+
+def test_pieces_of_prose_are_short(tokenizer, words, small_corpus):
+    """What encodes a document of any length holds a piece of it: an Encoding takes 100 bytes a character."""
+    assert exact_words(tokenizer.backend_tokenizer) == words
+    text = "\n\n".join(small_corpus)
+    pieces = list(split_document(text, 1000, words=words))
+    assert max(map(len, pieces)) < 1200
+    assert len(pieces) > len(text) / 1200
 
 
 def test_other_tokenizers_are_not_cut():

@@ -64,6 +64,16 @@ def test_one_document_larger_than_the_budget_is_sampled_from_end_to_end():
     assert all(piece.startswith(("line", " ")) for piece in kept), "cut inside a word"
 
 
+def test_documents_are_cut_between_the_words_of_the_tokenizer(words):
+    document = "".join(f"word{number}, (x\n of,(a) many\n" for number in range(8000))
+    known = {document[start:end] for _, (start, end) in word_splitter(words).pre_tokenize_str(document)}
+    with TextSampler(1 << 18, 100_000, words) as sampler:
+        sampler.add(document)
+        kept = list(sampler.pieces())
+    assert len(kept) > 10
+    assert {piece[a:b] for piece in kept for _, (a, b) in word_splitter(words).pre_tokenize_str(piece)} <= known
+
+
 @pytest.mark.parametrize("unit", ["a", "中"])
 def test_text_without_a_place_to_cut_is_cut(unit):
     kept = sample([unit * 2_000_000], max_bytes=100_000)
@@ -122,7 +132,6 @@ def test_words_without_blanks_count_with_all_their_bytes():
     assert sketch.num_bytes == once
 
 
-@pytest.mark.parametrize("words", ["llama3", "bloom", "blanks"])
 def test_words_are_those_that_the_trainer_will_hold(words):
     """The memory that they are an estimate of is a promise."""
     generator = random.Random(0)

@@ -14,16 +14,6 @@ PARTS: dict[Words, str] = {
 NASTY = ["", " ", "\n\n\n", "a" * 700, "don't  stop\t\u00a0now", "中文\uff0c没有空格。", "\u0000\ufffd\U0001f600", TEXT]
 
 
-@pytest.fixture(scope="module", params=PARTS)
-def words(request) -> Words:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def tokenizer(words: Words, small_corpus):
-    return train_tokenizer(small_corpus, 1024, words=words)
-
-
 def test_where_text_is_parted(words: Words):
     parts = [TEXT[start:end] for _, (start, end) in word_splitter(words).pre_tokenize_str(TEXT)]
     assert parts == PARTS[words].split("|")
@@ -36,7 +26,7 @@ def test_text_comes_back(tokenizer):
 
 
 def test_documents_of_any_length_have_the_ids_of_the_whole(tokenizer, small_corpus):
-    """Long ones are cut before they are encoded only where the pattern is known to allow it."""
+    """Long ones are cut before they are encoded, where the pattern allows it."""
     text = "\n\n".join(small_corpus)[:300_000] + ' (quoted) "words"\n \nend'
     assert encode_documents(tokenizer, [text])[0] == tokenizer.backend_tokenizer.encode(text).ids
 
@@ -55,6 +45,14 @@ def test_long_words_of_any_kind_are_cut_for_counting():
         parts = cut_long_words(f"see {link} there", 256, words)
         assert "".join(parts) == f"see {link} there"
         assert max(len(word) for part in parts for word in part.split()) == 256
+
+
+def test_what_stands_between_words_is_cut_for_counting():
+    leaders = "Contents" + " ." * 1000 + " 1"
+    assert max(len(word) for word, _ in word_splitter("bloom").pre_tokenize_str(leaders)) > 1900
+    parts = cut_long_words(leaders, 256, "bloom")
+    assert "".join(parts) == leaders
+    assert max(len(word) for part in parts for word, _ in word_splitter("bloom").pre_tokenize_str(part)) <= 257
 
 
 def test_words_of_another_name_are_refused(small_corpus):
