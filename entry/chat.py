@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, StoppingCrite
 
 from tercet.caches import FULL, KeptCache, compile_decode, make_cache, quantization_named
 from tercet.generation import CacheOptions, Sampling, stream_continuation
+from tercet.hub_checkpoints import local_checkpoint
 from tercet.loading import load_checkpoint_folder
 from tercet.training.chat_turns import end_where_turns_end
 from tercet.training.errors import UserError
@@ -32,9 +33,10 @@ _HELP = (
 def run_chat(checkpoint: Path, system: str | None, sampling: Sampling, options: CacheOptions) -> None:
     """Read a line, answer it, until end of file or /quit."""
     quantization = quantization_named(options.kind or FULL)
-    model, tokenizer = load_checkpoint_folder(checkpoint)
+    model, tokenizer = load_checkpoint_folder(local_checkpoint(checkpoint))
     if not tokenizer.chat_template:
         raise UserError(f"{checkpoint} has no chat template: use `tercet generate` to continue a text")
+    is_tuned = _is_tuned_to_chat(model)
     end_where_turns_end(model, tokenizer)
     # Made once before the first line is read, so that options that do not go together are refused now.
     cache = make_cache(model, quantization)
@@ -42,8 +44,21 @@ def run_chat(checkpoint: Path, system: str | None, sampling: Sampling, options: 
         compile_decode(model, cache)
     with _CtrlC() as ctrl_c:
         conversation = Conversation(model, tokenizer, sampling, KeptCache(model, quantization), ctrl_c, system)
+        if not is_tuned:
+            typer.echo(
+                f"note: {checkpoint} was trained on text and never on conversations, so its answers will be text that "
+                "goes on; recipe sft (`tercet recipe sft`) tunes it to chat",
+                err=True,
+            )
         typer.echo(_HELP, err=True)
         _converse(conversation, ctrl_c)
+
+
+def _is_tuned_to_chat(model: PreTrainedModel) -> bool:
+    """Whether its training said so: a Tercet model that has learned to end its turns stops at more than one token."""
+    if model.config.model_type != "tercet" or model.generation_config is None:
+        return True  # of others only their makers know
+    return isinstance(model.generation_config.eos_token_id, list)
 
 
 def _converse(conversation: "Conversation", ctrl_c: "_CtrlC") -> None:
@@ -64,6 +79,9 @@ def _converse(conversation: "Conversation", ctrl_c: "_CtrlC") -> None:
 def _lines(ctrl_c: "_CtrlC") -> Iterator[str]:
     """What the user types, or a script pipes in, without blank lines; the prompt is shown to a person only."""
     is_typed = sys.stdin.isatty()
+    if is_typed:
+        with suppress(ImportError):  # not everywhere
+            import readline  # noqa: F401 (lets `input` edit the line, and bring earlier ones back)
     while True:
         try:
             with ctrl_c.interrupting():
@@ -105,6 +123,7 @@ class _CtrlC(StoppingCriteria):
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._interrupts or self._is_asked:
+            self._interrupts = False  # one that follows at once would find Python amid the first
             raise KeyboardInterrupt
         self._is_asked = self._is_answering
 

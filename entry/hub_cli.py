@@ -71,7 +71,10 @@ def push(
     ] = False,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="Publish TEXT though it looks like a secret or a path; repeatable."),
+        typer.Option(
+            metavar="TEXT",
+            help="Publish TEXT though it looks like a secret or a path, or is the name of a scored file; repeatable.",
+        ),
     ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Put the model in the place of whatever else the repository holds.")

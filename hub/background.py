@@ -62,7 +62,7 @@ def _check(recipe: str, options: Any) -> dict[str, Any]:
     from tercet.hub.inspection import inspect, refuse, shorten_paths
     from tercet.hub.options import check_names
     from tercet.hub.preparation import Prepared, declared_license
-    from tercet.hub.repository import check_may_push, read_repository
+    from tercet.hub.repository import check_license, check_may_push, read_repository
     from tercet.hub.retries import Patience, check_online, one_line_errors
     from tercet.hub.selection import RECIPE_NAME, published_files
 
@@ -71,13 +71,15 @@ def _check(recipe: str, options: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / RECIPE_NAME).write_text(recipe, encoding="utf-8")
-        declared_license(folder, options)
+        license = declared_license(folder, options)
         if options.shorten_paths:
             shorten_paths(folder)
         refuse(inspect(published_files(folder), allow=options.allow, token=token), options)
     api, patience = HfApi(token=token), Patience(_silent, max_retries=1)
     nothing = Prepared([], "", (), "tercet", True, [])
     with one_line_errors(options, endpoint=str(api.endpoint)):
+        if license is not None:
+            check_license(api, license, patience)
         # Writes nothing where it is there already, and tells whether this token may write.
         api.create_repo(options.repo_id, private=options.private, exist_ok=True)
         repository = read_repository(api, options, patience)

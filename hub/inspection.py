@@ -14,37 +14,55 @@ from typing import Any
 
 import yaml
 
+from tercet.hub.card_text import shortened_yaml, strings
 from tercet.hub.options import PushOptions
 from tercet.hub.selection import PublishedFile
+from tercet.hub.weights import read_header
 from tercet.training.errors import UserError
 
+# A name or a sign may stand before a secret, a letter or digit would make it another word.
+_APART = r"(?<![A-Za-z0-9])"
 _SECRETS = tuple(
     (what, re.compile(pattern))
     for what, pattern in (
-        ("a Hugging Face token", r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}"),
-        ("an API key", r"\bsk-[A-Za-z0-9_-]{20,}"),
-        ("a GitHub token", r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{22,})"),
-        ("an AWS key", r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
-        ("a Google key", r"\bAIza[0-9A-Za-z_-]{35}"),
-        ("a Slack token", r"\bxox[abeprs]-[A-Za-z0-9-]{10,}"),
-        ("a JSON web token", r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}"),
+        ("a Hugging Face token", rf"{_APART}(?:hf|api_org)_[A-Za-z0-9]{{20,}}"),
+        ("an API key", rf"{_APART}(?:sk-[A-Za-z0-9_-]{{20,}}|[rs]k_live_[A-Za-z0-9]{{16,}})"),
+        ("a GitHub token", rf"{_APART}(?:gh[pousr]_[A-Za-z0-9]{{30,}}|github_pat_[A-Za-z0-9_]{{22,}})"),
+        ("a GitLab token", rf"{_APART}glpat-[A-Za-z0-9_-]{{20,}}"),
+        ("a package registry's token", rf"{_APART}(?:npm_[A-Za-z0-9]{{36}}|pypi-[A-Za-z0-9_-]{{50,}})"),
+        ("an AWS key", rf"{_APART}(?:AKIA|ASIA)[0-9A-Z]{{16}}(?![0-9A-Za-z])"),
+        ("a Google key", rf"{_APART}AIza[0-9A-Za-z_-]{{35}}"),
+        ("a Slack token", rf"{_APART}xox[abeprs]-[A-Za-z0-9-]{{10,}}"),
+        ("a JSON web token", rf"{_APART}eyJ[A-Za-z0-9_-]{{10,}}\.eyJ[A-Za-z0-9_-]{{10,}}\.[A-Za-z0-9_-]{{10,}}"),
         ("a private key", r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"),
-        ("a password in a URL", r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/:@\"'<>{}]+:[^\s/@\"'<>{}]+@[\w.-]+"),
+        (
+            "a password in a URL",
+            rf"{_APART}[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/:@\"'<>{{}}]+:[^\s/@\"'<>{{}}]+@[\w.-]+",
+        ),
         (
             "a secret",
-            r"(?i)(?:password|passwd|secret|api[_-]?key|access[_-]?key|access[_-]?token|auth[_-]?token)"
+            r"(?i)(?:password|passwd|secret|api[_-]?key|access[_-]?key|(?:access|api|auth|hf|hub|refresh)[_-]?token)"
             r"[\w-]*[\"']?\s*[:=]\s*[\"']?(?=[A-Za-z0-9+/_=-]*[0-9])[A-Za-z0-9+/_=-]{12,}",
+        ),
+        (
+            "a secret",
+            r"(?i)(?<![A-Za-z0-9_])(?:token[\"']?\s*[:=]|bearer[\"']?[:=]?\s)\s*[\"']?"
+            r"(?=[A-Za-z0-9+/_=-]*[0-9])(?=[0-9+/_=-]*[A-Za-z])[A-Za-z0-9+/_=-]{24,}",
         ),
     )
 )
+# What JSON, Python and web addresses write for a character: its last letter is no part of the word behind it.
+_ESCAPES = re.compile(r"\\(?:u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|.)|%[0-9A-Fa-f]{2}")
 # Where people and machines keep their own: enough of a path to tell whose, and not what ordinary text says of /usr/bin.
-_HOMES = r"home|Users|root|mnt|media|scratch|workspace|tmp|private|var/folders|gpfs|lustre|Volumes|content"
+_HOMES = (
+    r"home|Users|root|mnt|media|scratch|workspace|tmp|private|var/folders|gpfs|lustre|nfs|dbfs|export|srv|Volumes|"
+    r"content"
+)
 _PATHS = re.compile(
     rf"(?<![\w.:/\\~-])(?:file://)?(?:/(?:{_HOMES})/[\w.@+~-][\w.@+~/-]*|(?<!\w)[A-Za-z]:\\{{1,2}}[\w.@+~-][\w.@+~\\-]*)"
 )
 _STRUCTURED = (".yaml", ".yml", ".json", ".jsonl", ".ipynb")
 _BINARY = (".png", ".jpg", ".jpeg", ".gif", ".gguf", ".onnx", ".pdf")
-_SECRET_REMEDY = "take it out, and revoke it if others may have seen it"
 
 
 @dataclass(frozen=True)
@@ -67,19 +85,28 @@ class Finding:
 
     def __str__(self) -> str:
         shown = f"{self.text[:7]}…" if self.is_secret else self.text
-        return f"{self.path}:{self.line} holds {self.what} ({shown})"
+        return f"{self.place} holds {self.what} ({shown})"
+
+    @property
+    def place(self) -> str:
+        """File and line."""
+        return f"{self.path}:{self.line}" if self.line else self.path
 
 
-def inspect(files: Sequence[PublishedFile], *, allow: Sequence[str] = (), token: str | None = None) -> list[Finding]:
-    """Everything in the files that must not leave the machine.
+def inspect(
+    files: Sequence[PublishedFile], *, allow: Sequence[str] = (), token: str | None = None, message: str = ""
+) -> list[Finding]:
+    """Everything in the files, their names and the commit's message that must not leave the machine.
 
     Args:
         allow: Texts that may: a path, or the beginning of one; a secret only as a whole.
         token: The user's own for the Hub, which must not be in any file.
+        message: Of the commit, which everybody sees as well.
     """
     own = _own_folders()
-    findings: list[Finding] = []
+    findings = [*_in_line("the commit's message", 0, message, own, token)]
     for file in files:
+        findings += _in_line("the name of a file", 0, file.path, own, token)
         for line, text in _lines(file.source):
             findings += _in_line(file.path, line, text, own, token)
         findings += _in_values(file, findings)
@@ -98,30 +125,58 @@ def refuse(findings: Sequence[Finding], options: PushOptions) -> None:
     if not findings:
         return
     first = findings[0]
-    more = f"; {len(findings) - 1} more: {', '.join(_place(item) for item in findings[1:6])}" if findings[1:] else ""
-    shorten = options.spelled("--shorten-paths", "shorten_paths: true")
-    remedy = _SECRET_REMEDY if first.is_secret else f"use a relative path, or {shorten} publishes its last part alone"
+    more = f"; {len(findings) - 1} more: {', '.join(item.place for item in findings[1:6])}" if findings[1:] else ""
     harmless = "THE WHOLE TEXT" if first.is_secret else first.text
     allow = options.spelled(f"--allow '{harmless}'", f"allow: ['{harmless}']")
-    raise UserError(f"{first}: {remedy}; if it is harmless, {allow}{more}")
+    raise UserError(f"{first}: {_remedy(first, options)}; if it is harmless, {allow}{more}")
+
+
+def _remedy(finding: Finding, options: PushOptions) -> str:
+    if finding.is_secret:
+        return "take it out, and revoke it if others may have seen it"
+    if "/" in finding.path or not _has_values(finding.path):
+        return "use a relative path"
+    shorten = options.spelled("--shorten-paths", "shorten_paths: true")
+    return f"use a relative path, or {shorten} publishes its last part alone"
 
 
 def shorten_paths(folder: Path) -> list[str]:
     """Cut absolute paths to their last part in the record of the run, as the card shows them; returns the files."""
     changed = []
     for path in sorted(folder.iterdir()):
-        if path.suffix not in _STRUCTURED or path.name in ("tokenizer.json", "vocab.json"):
+        if not _has_values(path.name):
             continue
-        text = path.read_text("utf-8")
-        found = [*_PATHS.findall(text), *(value for value in _strings(_parse(path, text)) if _is_absolute(value))]
-        shortened = text
-        for value in sorted(set(found), key=len, reverse=True):
-            for written in {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}:
-                shortened = shortened.replace(written, last_part(value))
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError:  # no file of ours, and looked at like any other
+            continue
+        values = [value for value in strings(_parse(path, text)) if _is_absolute(value)]
+        if values and path.suffix in (".yaml", ".yml"):
+            shortened = _shortened(
+                shortened_yaml(text, lambda text: last_part(text) if _is_absolute(text) else text), []
+            )
+        else:
+            shortened = _shortened(text, values)
         if shortened != text:
             path.write_text(shortened, encoding="utf-8")
             changed.append(path.name)
     return changed
+
+
+def _shortened(text: str, values: Sequence[str]) -> str:
+    for value in sorted(values, key=len, reverse=True):
+        for written, kept in zip(_spellings(value), _spellings(last_part(value)), strict=True):
+            whole = rf"(?<![\w.:/\\~-]){re.escape(written)}(?![\w.@+~/\\-])"
+            text = re.sub(whole, lambda match, kept=kept: kept, text)
+    for read in (str, _without_escapes):  # both keep every character's place
+        for match in reversed(list(_PATHS.finditer(read(text)))):
+            text = text[: match.start()] + last_part(match[0]) + text[match.end() :]
+    return text
+
+
+def _spellings(value: str) -> list[str]:
+    """How a text may stand in a file: plainly, and as JSON writes it."""
+    return [value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]]
 
 
 def last_part(path: str) -> str:
@@ -129,34 +184,38 @@ def last_part(path: str) -> str:
     return re.split(r"[/\\]+", path.rstrip("/\\"))[-1] or path
 
 
-def _place(finding: Finding) -> str:
-    return f"{finding.path}:{finding.line}"
-
-
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines of a text file; of weights, the names and notes before them."""
     if path.suffix == ".safetensors":
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            yield 0, file.read(min(length, 100_000_000)).decode("utf-8", "replace")
+        yield 0, read_header(path).decode("utf-8", "replace")
         return
     if path.suffix.lower() in _BINARY:
         return
     with path.open("r", encoding="utf-8", errors="replace") as file:
-        yield from enumerate(file, 1)
+        for number, line in enumerate(file, 1):
+            yield number, line.replace("\0", "")  # between the letters of UTF-16
 
 
 def _in_line(path: str, line: int, text: str, own: "re.Pattern[str]", token: str | None) -> Iterator[Finding]:
     if token and token in text:
         yield Finding(path, line, "your own token for the Hub", token, True)
         text = text.replace(token, "")
-    for what, pattern in _SECRETS:
-        for match in pattern.finditer(text):
-            yield Finding(path, line, what, match[0], True)
-    found = [match[0] for match in _PATHS.finditer(text)]
-    found += [match[0] for match in own.finditer(text) if not any(match[0] in other for other in found)]
-    for value in found:
+    readings = dict.fromkeys((text, _without_escapes(text)))  # one, where nothing is escaped
+    secrets = dict.fromkeys(
+        (what, match[0]) for what, pattern in _SECRETS for reading in readings for match in pattern.finditer(reading)
+    )
+    for what, secret in secrets:
+        yield Finding(path, line, what, secret, True)
+    paths = [match[0] for reading in readings for match in _PATHS.finditer(reading)]
+    own_paths = [match[0] for reading in readings for match in own.finditer(reading)]
+    paths += [value for value in own_paths if not any(value in other for other in paths)]
+    for value in dict.fromkeys(paths):
         yield Finding(path, line, "an absolute path", value, False)
+
+
+def _without_escapes(text: str) -> str:
+    """The text with blanks for escaped characters, so that what stands behind one begins there; of the same length."""
+    return _ESCAPES.sub(lambda escape: " " * len(escape[0]), text)
 
 
 def _own_folders() -> "re.Pattern[str]":
@@ -169,13 +228,18 @@ def _own_folders() -> "re.Pattern[str]":
 
 def _in_values(file: PublishedFile, already: Sequence[Finding]) -> Iterator[Finding]:
     """Values of settings that are absolute paths as a whole, below whatever root."""
-    if file.source.suffix not in _STRUCTURED or file.source.name in ("tokenizer.json", "vocab.json"):
+    if not _has_values(file.source.name):
         return
     text = file.source.read_text("utf-8", errors="replace")
     known = [finding.text for finding in already if finding.path == file.path]
-    for value in sorted(_strings(_parse(file.source, text))):
+    for value in sorted(strings(_parse(file.source, text))):
         if _is_absolute(value) and not any(value in other or other in value for other in known):
             yield Finding(file.path, _line_of(text, value), "an absolute path", value, False)
+
+
+def _has_values(name: str) -> bool:
+    """Whether a file holds settings, and not a vocabulary, whose entries may look like anything."""
+    return name.endswith(_STRUCTURED) and name not in ("tokenizer.json", "vocab.json")
 
 
 def _parse(path: Path, text: str) -> Any:
@@ -189,13 +253,6 @@ def _parse(path: Path, text: str) -> Any:
         return None
 
 
-def _strings(value: Any) -> set[str]:
-    if isinstance(value, str):
-        return {value}
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return set().union(*(_strings(item) for item in inside))
-
-
 def _is_absolute(value: str) -> bool:
     """A path of two parts or more from the root, in one line and without spaces at its ends."""
     if "\n" in value or value != value.strip() or value.startswith("//"):
@@ -205,7 +262,7 @@ def _is_absolute(value: str) -> bool:
 
 
 def _line_of(text: str, value: str) -> int:
-    for written in (value, json.dumps(value)[1:-1]):
+    for written in _spellings(value):
         if (at := text.find(written)) >= 0:
             return text.count("\n", 0, at) + 1
     return 0

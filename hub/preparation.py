@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +11,19 @@ from pathlib import Path
 
 import yaml
 
-from tercet.hub.card import build_card
+from tercet.hub.card import build_card, without_names
 from tercet.hub.card_values import Loading
 from tercet.hub.inspection import inspect, refuse, shorten_paths
+from tercet.hub.licenses import LICENSES_PAGE
 from tercet.hub.options import MAIN, PushOptions, check_names
 from tercet.hub.selection import (
     CARD_NAME,
     CONFIG_NAME,
+    LICENSE_PATTERN,
     RECIPE_NAME,
     PublishedFile,
     check_checkpoint,
+    has_record,
     published_files,
     stage,
     stage_record,
@@ -65,40 +69,64 @@ def prepared_push(checkpoint: Path, options: PushOptions) -> Iterator[Prepared]:
     """
     checkpoint = Path(checkpoint)
     check_names(options)
-    check_checkpoint(checkpoint)
-    with tempfile.TemporaryDirectory(prefix="tercet-push-") as temporary:
+    check_checkpoint(checkpoint, is_own_run=options.from_recipe)
+    with tempfile.TemporaryDirectory(prefix="tercet-push-") as temporary, _told_if_removed(checkpoint):
         folder = Path(temporary) / "files"
         _stage_all(checkpoint, folder, options)
         notes = []
         if options.shorten_paths and (names := shorten_paths(folder)):
             notes.append(f"absolute paths are cut to their last part in {', '.join(names)}")
+        if has_record(folder):
+            notes += _hide_names(folder / RESULTS_NAME, options)
         license = declared_license(folder, options)
         loading = Loading(
             None if options.branch == MAIN else options.branch, options.export if options.beside else None
         )
-        card = build_card(folder, repo_id=options.repo_id, license=license, loading=loading)
+        card = build_card(folder, repo_id=options.repo_id, license=license, loading=loading, named=options.allow)
         (folder / CARD_NAME).write_text(card, encoding="utf-8")
-        results = RunResults.load(folder / RESULTS_NAME)
+        results = RunResults.load(folder / RESULTS_NAME) if has_record(folder) else None
         config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
-        step = results.training.num_steps
-        steps = [f"step-{step}"] if options.tag_step else []
         yield Prepared(
             files=published_files(folder),
-            message=options.message or _message(results),
-            tags=tuple(dict.fromkeys([*([options.tag] if options.tag else []), *steps])),
+            message=options.message or _message(results, config["model_type"]),
+            tags=_tags(results, options),
             model_type=config["model_type"],
             needs_code="auto_map" in config,
             notes=notes,
         )
 
 
+def _hide_names(path: Path, options: PushOptions) -> list[str]:
+    """Take names of files that were scored out of the results, but for those that are allowed; returns a note."""
+    results = RunResults.load(path)
+    public = without_names(results, options.allow)
+    hidden = [text.name for text, shown in zip(results.texts, public.texts, strict=True) if text.name != shown.name]
+    if not hidden:
+        return []
+    public.save(path)
+    allow = options.spelled(f"--allow {shlex.quote(hidden[0])}", f"allow: [{hidden[0]!r}]")
+    return [f"measured on {', '.join(hidden)}, whose names are not published ({allow} publishes one)"]
+
+
+@contextmanager
+def _told_if_removed(checkpoint: Path) -> Iterator[None]:
+    """A run removes its older checkpoints, also while they are read."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        gone = Path(error.filename or checkpoint).name
+        raise UserError(
+            f"{checkpoint} changed while it was read ({gone} is gone): give a checkpoint that stays"
+        ) from error
+
+
 def check_publishable(prepared: Prepared, options: PushOptions, token: str | None = None) -> None:
-    """Refuse files that hold secrets or absolute paths.
+    """Refuse files, names of files and a message that hold secrets or absolute paths.
 
     Raises:
         UserError: Names the first place.
     """
-    refuse(inspect(prepared.files, allow=options.allow, token=token), options)
+    refuse(inspect(prepared.files, allow=options.allow, token=token, message=prepared.message), options)
 
 
 def _stage_all(checkpoint: Path, folder: Path, options: PushOptions) -> None:
@@ -140,11 +168,13 @@ def declared_license(folder: Path, options: PushOptions) -> str | None:
     Raises:
         UserError: None is, or what the Hub cannot know.
     """
-    try:
-        recipe = yaml.safe_load((folder / RECIPE_NAME).read_text("utf-8"))
-        declared = (recipe.get("card") or {}).get("license")
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError):
-        return options.license  # build_card says what is wrong with the recipe
+    declared = None
+    if (folder / RECIPE_NAME).is_file():
+        try:
+            recipe = yaml.safe_load((folder / RECIPE_NAME).read_text("utf-8"))
+            declared = (recipe.get("card") or {}).get("license")
+        except (yaml.YAMLError, UnicodeDecodeError, AttributeError):
+            return options.license  # build_card says what is wrong with the recipe
     license = options.license or declared
     if not license or license == "unknown":
         remedy = "--license, such as --license apache-2.0, or card.license in the recipe"
@@ -153,12 +183,25 @@ def declared_license(folder: Path, options: PushOptions) -> str | None:
         raise UserError(f"the card would say license: unknown, so nobody could use the model: give {remedy}")
     if not isinstance(license, str) or not _LICENSE.fullmatch(license):
         raise UserError(
-            f"{license!r} is no licence as the Hub spells them: give apache-2.0, mit, cc-by-4.0, other, or another of "
-            "https://huggingface.co/docs/hub/repositories-licenses"
+            f"{license!r} is no licence as the Hub spells them: give apache-2.0, mit, cc-by-4.0, or another of "
+            f"{LICENSES_PAGE}"
         )
+    if license == "other" and not any(folder.glob(LICENSE_PATTERN)):
+        raise UserError("licence 'other' means a text of its own: put it into the folder, as LICENSE, or give another")
     return license
 
 
-def _message(results: RunResults) -> str:
+def _message(results: RunResults | None, model_type: str) -> str:
+    if results is None:
+        return f"A {model_type} model"
     measured = "" if results.evaluation is None else f": {results.evaluation.bits_per_byte:.4f} bits per byte"
     return f"Step {results.training.num_steps:,}{measured}"
+
+
+def _tags(results: RunResults | None, options: PushOptions) -> tuple[str, ...]:
+    tags = [] if options.tag is None else [options.tag]
+    if options.tag_step:
+        if results is None:
+            raise UserError("--tag-step has no step to name, as no run is on record here: give --tag NAME")
+        tags.append(f"step-{results.training.num_steps}")
+    return tuple(dict.fromkeys(tags))

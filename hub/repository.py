@@ -1,19 +1,22 @@
 """A repository on the Hub as it is, and whether a push may change it."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+import httpx2
 from huggingface_hub import HfApi, get_session
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
+from tercet.hub.licenses import LICENSES_PAGE
 from tercet.hub.options import MAIN, NATIVE_FAMILIES, PushOptions
 from tercet.hub.preparation import Prepared
 from tercet.hub.retries import Patience, status_of
-from tercet.hub.selection import CONFIG_NAME, RECIPE_NAME, PublishedFile, what_is
+from tercet.hub.selection import CARD_NAME, CONFIG_NAME, RECIPE_NAME, PublishedFile, what_is
 from tercet.training.errors import UserError
 from tercet.training.results import RESULTS_NAME
 
@@ -177,3 +180,43 @@ def _model_type(api: HfApi, repo_id: str, commit: str | None) -> str:
         return str(response.json()["model_type"])
     except (ValueError, KeyError, TypeError):
         return "unknown"
+
+
+def check_front_matter(api: HfApi, repository: Repository, prepared: Prepared, patience: Patience) -> None:
+    """Let the Hub look at a new card's front matter before anything large is sent: only the Hub knows its licences.
+
+    Raises:
+        UserError: The Hub would refuse it; has the Hub's own words.
+    """
+    for file in prepared.files:
+        if file.path == CARD_NAME and not is_same(file, repository.files.get(CARD_NAME)):
+            content = file.source.read_text("utf-8")
+            patience.call("look at the card", lambda content=content: _validate(api, content))
+
+
+def check_license(api: HfApi, license: str, patience: Patience) -> None:
+    """Ask the Hub whether it takes a licence, where there is no card yet.
+
+    Raises:
+        UserError: It does not; has the Hub's own words.
+    """
+    patience.call("look at the licence", lambda: _validate(api, f"---\nlicense: {json.dumps(license)}\n---\n"))
+
+
+def _validate(api: HfApi, card: str) -> None:
+    url, headers = f"{api.endpoint}/api/validate-yaml", build_hf_headers(token=api.token)
+    response = get_session().post(url, json={"content": card, "repoType": "model"}, headers=headers)
+    if response.status_code == 400:
+        told = "; ".join(_complaints(response))
+        raise UserError(
+            f"the Hub would refuse the card ({told}); nothing was sent: the licences that it knows are at "
+            f"{LICENSES_PAGE}"
+        )
+    hf_raise_for_status(response)
+
+
+def _complaints(response: httpx2.Response) -> list[str]:
+    try:
+        return [" ".join(str(error["message"]).split()) for error in response.json()["errors"]]
+    except (ValueError, KeyError, TypeError):
+        return ["it does not say why"]

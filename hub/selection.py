@@ -4,30 +4,35 @@ A run's folder holds much that is nobody else's: optimizer states, random states
 in the table below stays at home, whatever else lies in the folder.
 """
 
+import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from tercet.hub.card_record import CURVE_NAME
+from tercet.hub.options import NATIVE_FAMILIES
+from tercet.hub.weights import INDEX_NAME, WEIGHTS_NAME, weight_names
 from tercet.training.atomic import write_atomically
 from tercet.training.curve import METRICS_NAME, plot_losses
 from tercet.training.errors import UserError
+from tercet.training.lock import LOCK_NAME
 from tercet.training.results import RESULTS_NAME, RunResults
 
 CARD_NAME = "README.md"
-CURVE_NAME = "loss.png"
 RECIPE_NAME = "recipe.yaml"
 CONFIG_NAME = "config.json"
-INDEX_NAME = "model.safetensors.index.json"
+LICENSE_PATTERN = "LICENSE*"
 _CHECKPOINTS = "checkpoints"
 
 _WHAT = (
     (CARD_NAME, "card"),
     (CONFIG_NAME, "config"),
     ("generation_config.json", "generation settings"),
-    ("model.safetensors", "weights"),
+    (WEIGHTS_NAME, "weights"),
     ("model-*.safetensors", "weights"),
     (INDEX_NAME, "weights"),
     ("*_tercet.py", "code"),
@@ -41,7 +46,7 @@ _WHAT = (
     (RESULTS_NAME, "measurements"),
     (METRICS_NAME, "metrics"),
     (CURVE_NAME, "curve"),
-    ("LICENSE*", "licence"),
+    (LICENSE_PATTERN, "licence"),
     ("NOTICE*", "licence"),
 )
 _RECORD = ("recipe", "measurements", "metrics", "curve", "licence")
@@ -76,56 +81,95 @@ def what_is(name: str) -> str | None:
 
 
 def published_files(folder: Path) -> list[PublishedFile]:
-    """All files below a staged folder, weights last, so that what is small is seen first."""
+    """All files below a staged folder, weights last, so that what is small is seen first.
+
+    Raises:
+        FileNotFoundError: A link leads nowhere: left out, it would look as if the model had no such file.
+    """
     files = []
     for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            path.resolve(strict=True)
         if path.is_file():
             relative = path.relative_to(folder).as_posix()
             files.append(PublishedFile(relative, path, what_is(path.name) or "included"))
     return sorted(files, key=lambda file: (file.what == "weights", file.path != CARD_NAME, file.path))
 
 
-def check_checkpoint(folder: Path) -> None:
-    """Refuse a folder that is no whole checkpoint of a run.
+def check_checkpoint(folder: Path, *, is_own_run: bool = False) -> None:
+    """Refuse a folder that is no whole checkpoint.
+
+    Args:
+        is_own_run: Whoever pushes is the run that writes the folder, and has finished with it.
 
     Raises:
-        UserError: Names what is missing.
+        UserError: Names what is missing, or says that the folder is being written.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder: give a checkpoint folder that `tercet train` wrote")
-    for name in (CONFIG_NAME, RECIPE_NAME):
+        raise UserError(f"{folder} is not a folder: give one that `tercet train` or `tercet import` wrote")
+    if not is_own_run and _is_locked(folder / LOCK_NAME):
+        raise UserError(f"{folder} is being trained, and its files may change: {_unfinished_remedy(folder)}")
+    if not (folder / CONFIG_NAME).is_file():
+        raise UserError(f"{folder} has no {CONFIG_NAME}, so it is no finished model: {_unfinished_remedy(folder)}")
+    has_record(folder)
+    for name in ["tokenizer.json", "tokenizer_config.json", *weight_names(folder), *_code_names(folder)]:
         if not (folder / name).is_file():
-            raise UserError(f"{folder} has no {name}, so it is no Tercet checkpoint: give what `tercet train` wrote")
-    needed = ["tokenizer.json", "tokenizer_config.json", *_weight_names(folder), *_code_names(folder)]
-    if not (folder / RESULTS_NAME).is_file():
+            raise UserError(
+                f"{folder} has no {name}, so it is not whole: save the model again, or copy the folder again"
+            )
+
+
+def has_record(folder: Path) -> bool:
+    """Whether a run's recipe and results are in the folder; `tercet import` and `tercet export` write neither.
+
+    Raises:
+        UserError: One of them is there alone.
+    """
+    has_recipe, has_results = (folder / RECIPE_NAME).is_file(), (folder / RESULTS_NAME).is_file()
+    if has_recipe and not has_results:
         raise UserError(
             f"{folder} has no {RESULTS_NAME}, so nothing is known of what was measured: give the folder of a finished "
             "run, or a checkpoint that this version wrote"
         )
-    for name in needed:
-        if not (folder / name).is_file():
-            raise UserError(f"{folder} has no {name}, so it is not whole: train again, or copy the folder again")
+    if has_results and not has_recipe:
+        raise UserError(f"{folder} has no {RECIPE_NAME}, so it is no whole run: copy the folder again")
+    return has_recipe
 
 
-def _weight_names(folder: Path) -> list[str]:
-    """The files that `from_pretrained` reads: one, or those of the index."""
-    index = folder / INDEX_NAME
-    if (folder / "model.safetensors").is_file() or not index.is_file():
-        return ["model.safetensors"]
+def _is_locked(path: Path) -> bool:
+    """Whether a run holds its folder at this moment."""
     try:
-        shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index} is no index of weights: save the model again") from error
-    return [INDEX_NAME, *shards]
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _unfinished_remedy(folder: Path) -> str:
+    steps = sorted((folder / _CHECKPOINTS).glob("step-*"))
+    if steps:
+        return f"let that run end, or give {steps[-1]}"
+    return "give what `tercet train` or `tercet import` wrote"
 
 
 def _code_names(folder: Path) -> list[str]:
-    """The code that the config names, by which readers load it."""
+    """The code that the config names, by which readers load a model that transformers does not know."""
+    path = folder / CONFIG_NAME
     try:
-        config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
-        return sorted({f"{target.split('.')[0]}.py" for target in (config.get("auto_map") or {}).values()})
+        config = json.loads(path.read_text("utf-8"))
+        model_type, classes = config.get("model_type"), config.get("auto_map") or {}
+        names = sorted({f"{target.split('.')[0]}.py" for target in classes.values()})
     except (ValueError, AttributeError) as error:
-        raise UserError(f"{folder / CONFIG_NAME} is not JSON ({error}): save the model again") from None
+        raise UserError(f"{path} is no model config ({error}): save the model again") from None
+    if model_type not in ("tercet", *NATIVE_FAMILIES):
+        raise UserError(f"{folder} holds a model of type {model_type}: known are tercet, {', '.join(NATIVE_FAMILIES)}")
+    return names
 
 
 def stage(folder: Path, target: Path, *, include: Iterable[str] = ()) -> None:
@@ -141,7 +185,7 @@ def stage(folder: Path, target: Path, *, include: Iterable[str] = ()) -> None:
     Raises:
         UserError: A pattern matches nothing, or what is never published.
     """
-    weights = _weight_names(folder)
+    weights = weight_names(folder)
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.iterdir()):
         what = what_is(path.name)
@@ -174,13 +218,18 @@ def _included(folder: Path, patterns: Iterable[str]) -> Iterator[Path]:
     for pattern in patterns:
         if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts:
             raise UserError(f"--include {pattern} leads out of {folder}: name files inside it")
-        found = [path for path in sorted(folder.glob(pattern)) if path.is_file()]
+        try:
+            found = [path for path in sorted(folder.glob(pattern)) if path.is_file()]
+        except ValueError as error:
+            raise UserError(f"--include {pattern!r} is no pattern ({error}): name files, such as '*.ipynb'") from None
         if not found:
             raise UserError(f"--include {pattern} matches no file in {folder}: name files inside it")
         for path in found:
             relative = path.relative_to(folder)
             if _is_private(relative):
                 raise UserError(f"--include {pattern} names {relative}, which is the run's own and never published")
+            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+                raise UserError(f"--include {pattern} names {relative}, which links to a file elsewhere: copy it here")
             if what_is(path.name) is None or len(relative.parts) > 1:
                 yield path
 
@@ -198,7 +247,7 @@ def _stage_metrics(folder: Path, target: Path) -> None:
     metrics = folder / METRICS_NAME
     if not metrics.is_file() and folder.resolve().parent.name == _CHECKPOINTS:
         metrics = folder.resolve().parent.parent / METRICS_NAME
-    if not metrics.is_file():
+    if not metrics.is_file() or not has_record(folder):
         return
     last_step = RunResults.load(folder / RESULTS_NAME).training.num_steps
     kept, has_loss = [], False

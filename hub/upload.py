@@ -14,7 +14,15 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from tercet.hub.options import MAIN, PushOptions
 from tercet.hub.preparation import Prepared
-from tercet.hub.repository import Repository, check_may_push, is_same, left_over, read_files, read_repository
+from tercet.hub.repository import (
+    Repository,
+    check_front_matter,
+    check_may_push,
+    is_same,
+    left_over,
+    read_files,
+    read_repository,
+)
 from tercet.hub.retries import MovedError, Patience, Say, is_transient, one_line_errors, status_of, told_waits
 from tercet.hub.selection import PublishedFile
 
@@ -53,18 +61,23 @@ def upload(prepared: Prepared, options: PushOptions, api: HfApi, say: Say, patie
     started = time.perf_counter()
     patience = patience or Patience(say)
     repo_id, endpoint = options.repo_id, str(api.endpoint)
+    changed = "nothing was changed"
     with told_waits(say):
         with one_line_errors(options, endpoint=endpoint):
             repository = read_repository(api, options, patience)
             check_may_push(api, repository, prepared, options, patience)
+            check_front_matter(api, repository, prepared, patience)
             if not repository.exists:
                 patience.call("make the repository", lambda: _create(api, options))
+                changed = f"{repo_id} was made, and is empty"
                 say(f"made {repo_id}{' (private)' if options.private else ''}")
+        with one_line_errors(options, endpoint=endpoint, changed=changed):
+            if not repository.exists:
                 repository = read_repository(api, options, patience)
             commit, is_new = _bring(prepared, options, api, repository, say, patience)
         with one_line_errors(options, endpoint=endpoint, changed=f"commit {commit[:8]} is there, its tag is not"):
             for tag in prepared.tags:
-                patience.call(f"tag {tag}", lambda tag=tag: _put_tag(api, repo_id, tag, commit, repository))
+                patience.call(f"tag {tag}", lambda tag=tag: _put_tag(api, options, tag, commit, repository))
     url = f"{endpoint}/{repo_id}" + ("" if options.branch == MAIN else f"/tree/{options.branch}")
     return Pushed(url, commit, is_new, bool(repository.private), time.perf_counter() - started)
 
@@ -100,7 +113,7 @@ def _bring(
         return _commit(prepared, options, api, repository, [*additions, *deletions], removed, patience), True
     except BaseException:
         if is_new_branch:
-            _remove_branch(api, options)
+            _remove_branch(api, options, repository)
         raise
 
 
@@ -151,18 +164,28 @@ def _holds(
 
 
 def _create_branch(api: HfApi, options: PushOptions, repository: Repository) -> None:
-    api.create_branch(options.repo_id, branch=options.branch, revision=repository.head, exist_ok=True)
-
-
-def _remove_branch(api: HfApi, options: PushOptions) -> None:
-    """As far as that goes: what made the push fail may make this fail, too, and is what the user must hear of."""
     try:
-        api.delete_branch(options.repo_id, branch=options.branch)
+        api.create_branch(options.repo_id, branch=options.branch, revision=repository.head)
+    except HfHubHTTPError as error:
+        # Where it is now where we wanted it, an answer was lost, and this is our own.
+        if status_of(error) != _ALREADY_THERE or _head(api, options) != repository.head:
+            raise
+
+
+def _remove_branch(api: HfApi, options: PushOptions, repository: Repository) -> None:
+    """As far as that goes: what made the push fail may make this fail, too, and is what the user must hear of.
+
+    A branch that has gone on holds a commit, ours or somebody else's, and stays.
+    """
+    try:
+        if _head(api, options) == repository.head:
+            api.delete_branch(options.repo_id, branch=options.branch)
     except (HfHubHTTPError, httpx2.TransportError):
         return
 
 
-def _put_tag(api: HfApi, repo_id: str, tag: str, commit: str, repository: Repository) -> None:
+def _put_tag(api: HfApi, options: PushOptions, tag: str, commit: str, repository: Repository) -> None:
+    repo_id = options.repo_id
     if repository.tags.get(tag) == commit:
         return
     try:
@@ -171,6 +194,9 @@ def _put_tag(api: HfApi, repo_id: str, tag: str, commit: str, repository: Reposi
         if status_of(error) != _ALREADY_THERE:
             raise
         there = {item.name: item.target_commit for item in api.list_repo_refs(repo_id).tags}
-        if there.get(tag) != commit:  # else an answer was lost, and this is our own
-            api.delete_tag(repo_id, tag=tag)
-            api.create_tag(repo_id, tag=tag, revision=commit)
+        if there.get(tag) == commit:  # an answer was lost, and this is our own
+            return
+        if not options.move_tag:  # somebody has made it meanwhile
+            raise
+        api.delete_tag(repo_id, tag=tag)
+        api.create_tag(repo_id, tag=tag, revision=commit)

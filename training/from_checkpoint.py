@@ -124,7 +124,10 @@ def _snapshot(name: str, *, with_weights: bool) -> Path:
     repository, _, revision = name.partition("@")
     patterns = [*_SMALL_FILES, *(["*.safetensors"] if with_weights else [])]
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=patterns))
+        # Folders may hold the same weights again, as a native export.
+        return Path(
+            snapshot_download(repository, revision=revision or None, allow_patterns=patterns, ignore_patterns=["*/*"])
+        )
     except (OSError, ValueError, HfHubHTTPError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"model.{FROM_CHECKPOINT} {_HUB}{name} cannot be had from the Hub: {reason}") from error

@@ -16,7 +16,7 @@ class HubSection(Section):
         None, ge=1, description="push a checkpoint of every so many steps; without it, the finished model alone"
     )
     private: bool = Field(True, description="who may see it: you and your organization, or everybody")
-    branch: str = "main"
+    branch: str = Field("main", description="branch to push to")
     tag: bool = Field(True, description="tag every push with its step, such as step-1000")
     wait_s: float = Field(600, ge=0, description="seconds to wait for the last push, at most")
     shorten_paths: bool = Field(False, description="publish absolute paths as their last part; else they are refused")

@@ -11,6 +11,7 @@ The child ends with us, however we end: it reads a pipe from us, and the system 
 import json
 import math
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -49,16 +50,18 @@ class PushProcess:
     def __init__(self, request: dict[str, Any], workspace: Path) -> None:
         self._workspace = workspace
         workspace.mkdir(parents=True, exist_ok=True)
+        self._log = workspace / "log"
         # -P: a file of the user's in this folder must not be taken for a library. A session of its own: Ctrl-C in the
         # terminal is for the run, which decides what becomes of the push.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tercet.hub.background"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": str(workspace.resolve())},
-            start_new_session=True,
-        )
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tercet.hub.background"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "TMPDIR": str(workspace.resolve())},
+                start_new_session=True,
+            )
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it says why in its exit code
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -79,11 +82,13 @@ class PushProcess:
         """What it found, once it has ended; `error` says that it failed."""
         assert self._process.stdout is not None
         lines = self._process.stdout.read().splitlines()
+        last_words = self._last_words()
         self._close()
         try:
             return json.loads(lines[-1])
         except (IndexError, ValueError):
-            return {"error": f"the process that pushes ended without a word (exit code {self._process.returncode})"}
+            ended = f"the process that pushes ended with exit code {self._process.returncode}"
+            return {"error": f"{ended} ({last_words or 'without a word'})"}
 
     def end(self) -> None:
         """End it now. A commit is made whole or not at all, so nothing half is left on the Hub."""
@@ -93,6 +98,13 @@ class PushProcess:
                 self._process.kill()
                 self._process.wait()
         self._close()
+
+    def _last_words(self) -> str:
+        try:
+            lines = self._log.read_text("utf-8", errors="replace").split("\n")
+        except OSError:
+            return ""
+        return " ".join(next((line for line in reversed(lines) if line.strip()), "").split())[:300]
 
     def _close(self) -> None:
         shutil.rmtree(self._workspace, ignore_errors=True)
@@ -202,13 +214,15 @@ class Publisher:
             self.poll()
         if self._pushing is None:
             self._begin(_Waiting(step, self._output_dir, is_staged=False))
-            assert self._pushing is not None
+            if self._pushing is None:
+                self._sum_up(step, "its push could not begin")
+                return
             if self._pushing[1].wait(until - time.monotonic()):
-                self._sum_up(None if self._take_answer() else "its push failed")
+                self._sum_up(step, None if self._take_answer() else "its push failed")
                 return
         self.num_failed += 1
         self.close()
-        self._sum_up(f"a push took longer than the run could wait (hub.wait_s: {self._hub.wait_s:g})")
+        self._sum_up(step, f"a push took longer than the run could wait (hub.wait_s: {self._hub.wait_s:g})")
 
     def interrupt(self) -> None:
         """Wait a moment for a push that is under way; what only waits is left."""
@@ -234,7 +248,12 @@ class Publisher:
     def _begin(self, waiting: _Waiting) -> None:
         options = {**self._options(), "tag_step": self._hub.tag}
         request = {"push": str(waiting.folder.resolve()), "options": options}
-        self._pushing = (waiting, PushProcess(request, self._workspace))
+        try:
+            self._pushing = (waiting, PushProcess(request, self._workspace))
+        except OSError as error:  # no room for a file or a process: no reason to end the run
+            waiting.remove()
+            self.num_failed += 1
+            self._say(f"step {waiting.step:>6}   not pushed: no process could be started ({error.strerror or error})")
 
     def _take_answer(self) -> bool:
         """Tell how the push ended that was under way; True if well."""
@@ -252,7 +271,7 @@ class Publisher:
         self._say(f"step {waiting.step:>6}   pushed to {answer['url']} ({facts}) in {answer['duration_s']:.1f} s")
         return True
 
-    def _sum_up(self, problem: str | None) -> None:
+    def _sum_up(self, step: int, problem: str | None) -> None:
         counts = f"{self.num_pushed} pushed, {self.num_failed} failed"
         if self.num_replaced:
             counts += f", {self.num_replaced} left out for a newer one"
@@ -261,8 +280,20 @@ class Publisher:
         else:
             self._say(
                 f"Hub        {counts}; the finished model is not there ({problem}): "
-                f"tercet push {self._output_dir} {self._hub.repo_id} sends it"
+                f"{shlex.join(self._command(step))} sends it"
             )
+
+    def _command(self, step: int) -> list[str]:
+        """What a user types to push the finished model as the recipe would have.
+
+        Where a checkpoint of the same step was to be pushed, its tag may be there, and is left where it is.
+        """
+        hub = self._hub
+        words = ["tercet", "push", str(self._output_dir), hub.repo_id, "--private" if hub.private else "--public"]
+        words += ["--branch", hub.branch] if hub.branch != "main" else []
+        words += ["--tag-step"] if hub.tag and not hub.is_due(step) else []
+        words += ["--shorten-paths"] if hub.shorten_paths else []
+        return words + [word for text in hub.allow for word in ("--allow", text)]
 
     def _options(self) -> dict[str, Any]:
         hub = self._hub

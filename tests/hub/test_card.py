@@ -5,7 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
 from huggingface_hub import ModelCard, ModelCardData
+from safetensors.torch import save_file
 
 from tercet.hub import build_card, check_card, write_card
 from tercet.hub import card as card_module
@@ -125,13 +128,68 @@ def test_other_text_and_tasks_stand_in_front_matter_and_tables(folder: Path) -> 
     row = {"task": "arc", "metric": "acc", "value": 0.25, "num_fewshot": 0, "num_documents": 10, "limit": 10}
     tasks = {"harness": "lm-eval 1", "date": RESULTS["date"], "limit": 10, "results": [row]}
     (folder / "results.json").write_text(json.dumps(copy_results(texts=[text], tasks=tasks)))
-    card = ModelCard(build_card(folder))
+    card = ModelCard(build_card(folder, named=["news.txt"]))
     measured = {(item.dataset_name, item.metric_type): item.metric_value for item in card.data.eval_results}
     assert measured["news.txt", "bits_per_byte"] == 1.75
     assert measured["arc", "acc"] == 0.25
     assert "| news.txt | 1.7500 | 2.5000 | 12.18 | 300 | 1,000 | 128 |" in card.text
     assert "| arc | acc | 0.2500 | 10 (at most 10) | 0 |" in card.text
     assert "Beside the other text and the tasks named there, nothing else was measured" in card.text
+
+
+def test_the_name_of_a_file_that_was_scored_is_told_only_when_asked_for(folder: Path) -> None:
+    """Its figures are; a dataset of the Hub is public already."""
+    text = {**RESULTS["evaluation"], "context": 128, "date": RESULTS["date"]}
+    texts = [{**text, "name": name, "hub_id": hub} for name, hub in
+             (("my diary.txt", None), ("org/wiki", "org/wiki"), ("letters.txt", None))]  # fmt: skip
+    (folder / "results.json").write_text(json.dumps(copy_results(texts=texts)))
+    for named, names in (
+        ((), {"unnamed text 1", "org/wiki", "unnamed text 2"}),
+        (("letters.txt",), {"unnamed text 1", "org/wiki", "letters.txt"}),
+    ):
+        card = build_card(folder, named=named)
+        assert "diary" not in card
+        shown = {item.dataset_name for item in ModelCard(card).data.eval_results if item.dataset_split is None}
+        assert shown == names
+        assert all(f"| {name} | 1.1270 |" in card for name in names)
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/usr/share/licenses/*", "*"),
+        ("/srv/texts/2024", "2024"),
+        ("/srv/texts/no", "no"),
+        ("/srv/my own/# notes: {a}", "# notes: {a}"),
+        ("/home/x/y.txt", "y.txt"),
+    ],
+)
+@pytest.mark.parametrize("style", [None, "'", '"'])
+def test_a_shortened_path_is_still_yaml_and_the_same_text(
+    folder: Path, path: str, shown: str, style: str | None
+) -> None:
+    """What is left of `/texts/*` alone would be an alias, of `/texts/2024` a number."""
+    scalar = yaml.dump({"data": {"path": path}, "seed": 1}, default_style=style, width=1000)
+    (folder / "recipe.yaml").write_text(f"# mine\n{scalar}", "utf-8")
+    text = build_card(folder)
+    (recipe,) = re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert yaml.safe_load(recipe)["data"] == {"path": shown}
+    assert recipe.startswith("# mine\n")
+
+
+def test_a_recipe_whose_escapes_hide_a_path_is_written_anew(folder: Path) -> None:
+    (folder / "recipe.yaml").write_text('data: {path: "\\x2fhome/x/y.txt"}\n', "utf-8")
+    text = build_card(folder)
+    assert "x2fhome" not in text and "path: y.txt" in text
+
+
+def test_a_licence_that_the_hub_does_not_know_is_not_written(folder: Path) -> None:
+    with pytest.raises(ValueError, match="'banana' is no licence that the Hub knows: give"):
+        write_card(folder, license="banana")
+    with pytest.raises(ValueError, match=r"give apache-2\.0"):
+        write_card(folder, license="Apache 2.0")
+    assert not (folder / "README.md").exists()
+    assert ModelCard(write_card(folder, license="cc-by-4.0").read_text()).data.license == "cc-by-4.0"
 
 
 def test_one_hub_source_is_named_as_a_dataset(folder: Path) -> None:
@@ -143,10 +201,9 @@ def test_one_hub_source_is_named_as_a_dataset(folder: Path) -> None:
 
 
 def test_the_hubs_own_renderer_gives_the_same_card(folder: Path) -> None:
-    config, recipe, results = card_module._read(folder)
-    origin, loading = card_module.Origin(), card_module.Loading()
-    context = card_module.card_context(folder, "verse", None, config, recipe, origin, results, None, loading)
-    data = card_module.card_data("verse", config, origin, results, None)
+    subject, recipe, results = card_module.read_subject(folder)
+    context = card_module.card_context(folder, subject, recipe, results)
+    data = card_module.card_data(subject, results)
     assert isinstance(data, ModelCardData)
     theirs = ModelCard.from_template(data, template_path=str(card_module.template_path()), **context)
     assert theirs.text.strip() == ModelCard(build_card(folder)).text.strip()
@@ -167,6 +224,33 @@ def test_no_absolute_path_of_the_machine(folder: Path) -> None:
     assert str(folder.parent) not in text
     assert "path: poems.txt\n  cache: data/poems\n" in text
     assert "| prose.txt | 9 |" in text
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_weights_without_a_run_say_that_nothing_is_on_record(folder: Path, is_native: bool) -> None:
+    """As `tercet import` and `tercet export` leave them: the size is counted in the files, and no figure is made up."""
+    for name in ("recipe.yaml", "results.json"):
+        (folder / name).unlink()
+    if is_native:
+        native = {key: value for key, value in CONFIG.items() if key != "auto_map"}
+        (folder / "config.json").write_text(json.dumps({**native, "model_type": "llama"}))
+    save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, folder / "model.safetensors", metadata={"format": "pt"})
+    card = ModelCard(build_card(folder, repo_id="poet/terza", license="mit"))
+    assert (card.data.license, card.data.model_name, card.data.eval_results) == ("mit", "terza", None)
+    assert card.data.tags == (["tercet", "llama"] if is_native else ["tercet", "custom_code"])
+    assert "| Parameters | 22 |" in card.text
+    assert "No run is on record here" in card.text
+    assert "Its positions are made for at most 256 tokens." in card.text
+    assert ("trust_remote_code" in card.text) != is_native
+    for heading in ("Training data", "Training procedure", "Recipe", "Samples", "bits per byte"):
+        assert heading not in card.text
+
+
+def test_a_licence_of_ones_own_has_a_name_and_a_link(folder: Path) -> None:
+    (folder / "LICENSE.txt").write_text("Do as you please.")
+    data = ModelCard(build_card(folder, license="other")).data
+    assert (data.license, data.license_name, data.license_link) == ("other", "verse-license", "LICENSE.txt")
+    assert ModelCard(build_card(folder, license="mit")).data.get("license_name") is None
 
 
 def test_code_block_is_code(folder: Path) -> None:
@@ -214,7 +298,7 @@ def test_write_replaces_whole_or_not_at_all(folder: Path) -> None:
     before = path.read_text()
     assert before == build_card(folder)
     (folder / "results.json").unlink()
-    with pytest.raises(ValueError, match="tercet eval"):
+    with pytest.raises(ValueError, match=r"has no results\.json"):
         write_card(folder)
     assert path.read_text() == before
     assert sorted(item.name for item in folder.iterdir()) == ["README.md", "config.json", "recipe.yaml"]
@@ -223,14 +307,13 @@ def test_write_replaces_whole_or_not_at_all(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", None, "has no config.json, so it is no Tercet checkpoint"),
-        ("recipe.yaml", None, "has no recipe.yaml, so it is no Tercet checkpoint"),
-        ("results.json", None, "results.json is missing.*tercet eval"),
+        ("config.json", None, "has no config.json, so it is no checkpoint"),
+        ("recipe.yaml", None, "has no recipe.yaml, so it is no whole run"),
+        ("results.json", None, "has no results.json, so nothing is known of what was measured"),
         ("config.json", "{", "config.json is not JSON.*save the model again"),
         ("config.json", "{}", "names no model_type"),
         ("recipe.yaml", "a: [", "recipe.yaml is not YAML"),
         ("recipe.yaml", "", "holds no recipe"),
-        ("recipe.yaml", 'path: "\\x2fhome/x/y.txt"\n', "absolute path"),
         ("results.json", "{", "results.json: the file: Invalid JSON"),
     ],
 )

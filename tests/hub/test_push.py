@@ -281,6 +281,29 @@ def test_the_lines_it_prints_load_the_model(hub: HubServer, small_checkpoint: Pa
     assert loaded.stdout.split() == ["1024", "1024"]
 
 
+@pytest.mark.slow
+def test_an_imported_model_is_pushed_and_loads(hub: HubServer, small_tokenizer, tmp_path: Path) -> None:
+    """Out to Llama and back in: neither folder has a run's record, and both can be published."""
+    from tercet.interop.folders import export_checkpoint, import_checkpoint
+
+    checkpoint = write_checkpoint(tmp_path / "llama-like", small_tokenizer, preset="llama")
+    export_checkpoint(checkpoint, tmp_path / "native", "llama")
+    import_checkpoint(tmp_path / "native", tmp_path / "imported")
+    scored = []
+    for folder in ("imported", "native"):
+        done = push_apart(hub, tmp_path / folder, "--license", "mit", "--branch", folder)
+        assert done.returncode == 0, done.stderr
+        assert "No run is on record here" in hub.repository("user/verse").read("README.md", folder).decode()
+        code = "\n".join(
+            ["from transformers import AutoModelForCausalLM, AutoTokenizer", *done.stdout.splitlines()[-2:],
+             "print(model(**tokenizer('The moon', return_tensors='pt')).logits.double().sum().item())"]
+        )  # fmt: skip
+        loaded = run_python(hub, code, without_tercet=True)
+        assert loaded.returncode == 0, loaded.stderr
+        scored.append(float(loaded.stdout))
+    assert scored[0] == pytest.approx(scored[1], rel=1e-4)
+
+
 def test_native_families_are_those_that_exports_know() -> None:
     from tercet.hub.options import NATIVE_FAMILIES
     from tercet.interop.configs import FAMILIES

@@ -1,11 +1,12 @@
 """What goes wrong on the way, one fault at a time, by real HTTP: how it ends, and what is on the Hub then."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
-from hub_server import HubServer
+from hub_server import HubServer, Repository
 from huggingface_hub import HfApi
 
 from tercet.hub.options import PushOptions
@@ -109,7 +110,7 @@ def test_after_a_cut_commit_the_same_command_sends_no_large_file_again(hub: HubS
 def test_of_a_broken_upload_only_what_is_missing_is_sent_again(hub: HubServer, small_checkpoint: Path) -> None:
     """Of two large files one arrives and one does not, as often as huggingface_hub tries."""
     hub.faults.add(UPLOAD, cut=1, times=6, after=1)
-    assert "nothing was changed: run the same command again" in refusal(hub, small_checkpoint)
+    assert "user/verse was made, and is empty: run the same command again" in refusal(hub, small_checkpoint)
     repository = hub.repository("user/verse")
     assert (len(repository.lfs_objects), repository.files()) == (1, {})
     hub.requests.clear()
@@ -131,18 +132,7 @@ def test_a_cut_upload_is_made_again_and_comes_whole(hub: HubServer, small_checkp
 def test_somebody_elses_commit_in_between_is_not_lost(hub: HubServer, small_checkpoint: Path) -> None:
     """It comes after the push has looked at the branch; the cut lets the push look again."""
     repository = hub.create("user/verse")
-    original = repository.commit
-
-    class Interloper:
-        done = False
-
-    def commit(*arguments, **keywords):
-        if not Interloper.done:
-            Interloper.done = True
-            repository.add({"theirs.md": b"a word"})
-        return original(*arguments, **keywords)
-
-    repository.commit = commit  # the server's own, not the client's
+    Meanwhile(repository, "commit", lambda: repository.add({"theirs.md": b"a word"}))
     message = refusal(hub, small_checkpoint)
     assert "changed by someone else" in message
     assert set(repository.files()) == {"theirs.md"}
@@ -195,10 +185,71 @@ def test_a_token_that_reads_only_and_one_of_nobody(hub: HubServer, small_checkpo
     assert len(hub.repository("user/verse").commits) == 1
 
 
-def test_a_card_that_the_hub_refuses(hub: HubServer, small_checkpoint: Path) -> None:
-    hub.create("user/verse")
-    assert "did not take it" in refusal(hub, small_checkpoint, license="no-such-licence")
-    assert hub.repository("user/verse").files() == {}
+def test_a_card_that_the_hub_refuses_is_known_before_anything_is_sent(hub: HubServer, small_checkpoint: Path) -> None:
+    message = refusal(hub, small_checkpoint, license="no-such-licence")
+    assert "the Hub would refuse the card" in message
+    assert "'no-such-licence'; nothing was sent" in message.replace(")", "")
+    assert hub.repositories == {}
+    assert hub.requests_to(r"POST /api/repos|PUT ") == []
+    hub.faults.add("POST /api/validate-yaml", status=503)
+    said: list[str] = []
+    send(hub, small_checkpoint, said)
+    assert "look at the card: the Hub answers 503" in said[0]
+
+
+class Meanwhile:
+    """Somebody else does something on the Hub, once, right before a call of the server's own repository."""
+
+    def __init__(self, repository: Repository, method: str, does: Callable[[], object]) -> None:
+        original = getattr(repository, method)
+
+        def call(*arguments, **keywords):
+            setattr(repository, method, original)
+            does()
+            return original(*arguments, **keywords)
+
+        setattr(repository, method, call)
+
+
+def test_a_branch_that_somebody_else_makes_meanwhile_is_theirs(hub: HubServer, small_checkpoint: Path) -> None:
+    """Between our look at the branches and our own branch; the push fails and must not remove theirs."""
+    repository = hub.create("user/verse")
+
+    def make_theirs() -> None:
+        repository.branches["new"] = repository.branches["main"]
+        repository.add({"theirs.md": b"a word"}, branch="new")
+
+    Meanwhile(repository, "goes_to_lfs", make_theirs)
+    message = refusal(hub, small_checkpoint, branch="new")
+    assert "There is a branch new" in message
+    assert set(repository.files("new")) == {"theirs.md"}
+
+
+def test_our_new_branch_stays_where_somebody_has_gone_on_with_it(hub: HubServer, small_checkpoint: Path) -> None:
+    repository = hub.create("user/verse")
+    Meanwhile(repository, "commit", lambda: repository.add({"theirs.md": b"a word"}, branch="new"))
+    assert "changed by someone else" in refusal(hub, small_checkpoint, branch="new")
+    assert set(repository.files("new")) == {"theirs.md"}
+
+
+def test_a_branch_that_is_deleted_meanwhile(hub: HubServer, small_checkpoint: Path) -> None:
+    repository = hub.create("user/verse")
+    repository.branches["old"] = repository.branches["main"]
+    Meanwhile(repository, "commit", lambda: repository.branches.pop("old"))
+    message = refusal(hub, small_checkpoint, branch="old")
+    assert "has no such revision" in message
+    assert "nothing was changed" in message
+    assert set(repository.branches) == {"main"}
+
+
+def test_a_tag_that_somebody_else_makes_meanwhile_is_not_moved(hub: HubServer, small_checkpoint: Path) -> None:
+    repository = hub.create("user/verse")
+    first = repository.branches["main"]
+    Meanwhile(repository, "commit", lambda: repository.tags.update(v1=first))
+    message = refusal(hub, small_checkpoint, tag="v1")
+    assert "its tag is not" in message
+    assert repository.tags == {"v1": first}
+    assert "model.safetensors" in repository.files()
 
 
 def test_no_network(small_checkpoint: Path, tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load, load_file
 
 from small_runs import small_settings
+from tercet.training.atomic import TEMPORARY_PREFIX
+from tercet.training.hub_section import HubSection
+from tercet.training.publishing import Publisher
 
 STEPS = ["training.num_steps=6", "training.save_every=6", "training.evaluate_every=2", "training.keep_last=1"]
 TRAIN = (sys.executable, "-m", "tercet.training")
@@ -96,7 +99,8 @@ def test_a_run_without_a_network_ends_as_one_that_pushes_nothing(hub: HubServer,
     assert "cannot be reached" in done.stdout.splitlines()[0]
     assert "training begins" in done.stdout.splitlines()[0]
     assert re.search(
-        r"Hub +0 pushed, [1-9] failed.*the finished model is not there.*tercet push run user/live", done.stdout
+        r"Hub +0 pushed, [1-9] failed.*the finished model is not there.*tercet push run user/live --private sends it",
+        done.stdout,
     )
     assert_same_weights(weights(tmp_path / "plain"), weights(tmp_path / "run"))
     assert not list((tmp_path / "run").glob(".writing*"))
@@ -133,6 +137,7 @@ def test_a_push_that_fails_is_told_and_the_next_one_works(hub: HubServer, words,
         (["card.license=mit"], {"token": "hf_" + "nobody" * 5}, "does not know this token"),
         (["card.license=mit", "hub.repo_id=other/x"], {}, "may not write to other/x"),
         (["card.license=null"], {}, "license: unknown"),
+        (["card.license=no-such-licence"], {}, "the Hub would refuse the card"),
         (["card.license=mit", "data.path={folder}/book.txt"], {}, "hub.shorten_paths: true"),
     ],
 )
@@ -242,9 +247,6 @@ class TestPublisher:
 
     @pytest.fixture
     def publisher(self, hub: HubServer, tmp_path, monkeypatch):
-        from tercet.training.hub_section import HubSection
-        from tercet.training.publishing import Publisher
-
         for name, value in hub.environment().items():
             if name.startswith("HF_"):
                 monkeypatch.setenv(name, value)
@@ -301,3 +303,51 @@ class TestPublisher:
         assert said == []
         publisher.close()
         assert not list((tmp_path / "run").glob(".writing*"))
+
+    @pytest.mark.parametrize(
+        ("settings", "command"),
+        [
+            ({}, "tercet push {run} user/live --private --tag-step"),
+            ({"every_steps": 10}, "tercet push {run} user/live --private"),  # the tag may be on the checkpoint
+            ({"private": False, "branch": "b", "tag": False}, "tercet push {run} user/live --public --branch b"),
+            ({"shorten_paths": True, "allow": ["a b"]},
+             "tercet push {run} user/live --private --tag-step --shorten-paths --allow 'a b'"),
+        ],
+    )  # fmt: skip
+    def test_the_command_that_is_left_to_the_user_does_what_the_recipe_says(self, tmp_path, settings, command):
+        """Above all it makes no private model public."""
+        said: list[str] = []
+        section = HubSection(repo_id="user/live", wait_s=0, **settings)
+        Publisher(section, tmp_path / "run", said.append).finish(10, None)
+        assert f": {command.format(run=tmp_path / 'run')} sends it" in said[-1]
+
+    def test_a_machine_that_starts_no_process_is_no_reason_to_end_the_run(
+        self, small_checkpoint, tmp_path, monkeypatch
+    ):
+        said: list[str] = []
+        publisher = Publisher(HubSection(repo_id="user/live", every_steps=10), tmp_path / "run", said.append)
+        monkeypatch.setattr("sys.executable", str(tmp_path / "nowhere"))
+        publisher.offer(self.checkpoint(small_checkpoint, tmp_path / "run", 10))
+        publisher.poll()
+        assert said == ["step     10   not pushed: no process could be started (No such file or directory)"]
+        publisher.finish(10, None)
+        assert publisher.num_failed == 2
+        assert "the finished model is not there" in said[-1]
+        assert not list((tmp_path / "run").glob(f"{TEMPORARY_PREFIX}push-step*"))
+
+    def test_the_last_words_of_a_process_that_broke_are_told(self, small_checkpoint, tmp_path, monkeypatch):
+        said: list[str] = []
+        publisher = Publisher(HubSection(repo_id="user/live", every_steps=10), tmp_path / "run", said.append)
+        program = tmp_path / "python"
+        program.write_text("#!/bin/sh\necho first >&2\necho 'ImportError: no such library' >&2\nexit 3\n")
+        program.chmod(0o755)
+        monkeypatch.setattr("sys.executable", str(program))
+        publisher.offer(self.checkpoint(small_checkpoint, tmp_path / "run", 10))
+        until = time.monotonic() + 20
+        while not said and time.monotonic() < until:
+            publisher.poll()
+            time.sleep(0.02)
+        assert said == [
+            "step     10   push failed: the process that pushes ended with exit code 3 (ImportError: no such library)"
+        ]
+        publisher.close()
