@@ -74,7 +74,9 @@ def compile_decode(model: PreTrainedModel, cache: Cache | None) -> None:
         )
     with as_user_error("--compile"):
         tercet_model.compile_decode()
-    typer.echo("note: the first token compiles the model for about half a minute; those after it come faster", err=True)
+    typer.echo(
+        "note: the first token compiles the model, for seconds to half a minute; those after it come faster", err=True
+    )
 
 
 def keys_depend_on_length(model: PreTrainedModel) -> bool:

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 import tercet
-from tercet.command_line import Checkpoint, Output, Overrides, RecipeArgument, Restart, one_line
+from tercet.command_line import CheckpointOrName, Output, Overrides, RecipeArgument, Restart, one_line, one_prompt
 from tercet.data_cli import data_app, tokenizer_app
 from tercet.explore_cli import explore
 from tercet.hub_cli import card, push
+from tercet.recipe_cli import recipe
 from tercet.training.errors import UserError
 
 app = typer.Typer(
@@ -76,6 +77,9 @@ def demo(
     run_demo(output, steps, restart)
 
 
+app.command()(recipe)
+
+
 @app.command()
 @one_line
 def train(
@@ -136,7 +140,7 @@ def plan(
 @app.command("eval")
 @one_line
 def evaluate(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointOrName,
     data: Annotated[
         str | None, typer.Option(help="Text to score instead of what the run held out: file, folder, glob, Hub name.")
     ] = None,
@@ -169,11 +173,17 @@ def evaluate(
 @app.command()
 @one_line
 def generate(
-    checkpoint: Checkpoint,
-    prompt: Annotated[str, typer.Argument(help="Text to continue.")] = "",
+    checkpoint: CheckpointOrName,
+    text: Annotated[
+        str | None, typer.Argument(help="Text to continue; a document's start if not given.", metavar="PROMPT")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="The same as an option.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.7,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.95,
+    top_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Draw among the likeliest that have this probability.")
+    ] = 0.95,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among so many of the likeliest tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
     cache: CacheKind = None,
     compile_step: Compile = False,
@@ -190,14 +200,18 @@ def generate(
     """Continue a text, token by token."""
     from tercet.generation import CacheOptions, Sampling, run_generate
 
-    sampling = Sampling(max_new_tokens, temperature, top_p)
-    run_generate(checkpoint, prompt, sampling, seed, CacheOptions(cache, compile_step, prompt_cache))
+    if top_k is not None and temperature == 0:
+        raise UserError("--top-k chooses what tokens are drawn from: give a --temperature above 0, too")
+    sampling = Sampling(max_new_tokens, temperature, top_p, top_k)
+    run_generate(
+        checkpoint, one_prompt(text, prompt) or "", sampling, seed, CacheOptions(cache, compile_step, prompt_cache)
+    )
 
 
 @app.command()
 @one_line
 def chat(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointOrName,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 200,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.7,
@@ -225,7 +239,11 @@ app.command()(push)
 @one_line
 def import_native(
     source: Annotated[
-        Path, typer.Argument(help="A GPT-2, Llama, Mistral, Qwen2, Qwen3 or SmolLM3 folder, or GGUF.", metavar="SRC")
+        Path,
+        typer.Argument(
+            help="A GPT-2, Llama, Mistral, Qwen2, Qwen3 or SmolLM3 folder, its name on the Hub, or a GGUF.",
+            metavar="SRC",
+        ),
     ],
     destination: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DST")],
 ) -> None:
@@ -238,7 +256,7 @@ def import_native(
 @app.command()
 @one_line
 def export(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointOrName,
     destination: Annotated[Path, typer.Argument(help="Folder to write; for gguf a file.", metavar="DST")],
     to: Annotated[
         str | None,
@@ -259,13 +277,14 @@ def export(
 
 @app.command()
 @one_line
-def info(checkpoint: Checkpoint) -> None:
+def info(checkpoint: CheckpointOrName) -> None:
     """What a checkpoint is made of: weights, hyperparameters, memory, FLOPs and cache bytes per token."""
     from rich.console import Console
 
+    from tercet.hub_checkpoints import local_checkpoint
     from tercet.info import render
 
-    Console().print(render(checkpoint))
+    Console().print(render(local_checkpoint(checkpoint, with_weights=False)))
 
 
 def run_command(name: str) -> None:

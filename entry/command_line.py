@@ -13,14 +13,27 @@ from typing import Annotated, NoReturn
 import typer
 
 from tercet.training.atomic import is_disk_full
+from tercet.training.built_in_recipes import recipe_names
 from tercet.training.errors import UserError
 
 Checkpoint = Annotated[Path, typer.Argument(help="A folder that from_pretrained loads.", metavar="CKPT")]
+CheckpointOrName = Annotated[
+    Path,
+    typer.Argument(help="A folder that from_pretrained loads, or the name of a model on the Hub.", metavar="CKPT"),
+]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a recipe's value, such as training.num_steps=100; repeatable."
+    ),
 ]
 RecipeArgument = Annotated[
-    str, typer.Argument(help="A YAML file, or the name of a recipe that comes with Tercet.", metavar="RECIPE")
+    str,
+    typer.Argument(
+        help=f"A YAML file, or the name of a recipe that comes with Tercet: {', '.join(recipe_names())}. "
+        "`tercet recipe` tells what they are, `tercet recipe --keys` every key of one.",
+        metavar="RECIPE",
+    ),
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write, instead of the recipe's.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Remove an earlier run from the folder and begin anew.")]
@@ -48,6 +61,17 @@ def one_line(command: Callable[..., None]) -> Callable[..., None]:
             _fail("the disk is full: free some space and run the same command again; what was finished is kept")
 
     return wrapped
+
+
+def one_prompt(argument: str | None, option: str | None) -> str | None:
+    """The prompt, whichever way it was given.
+
+    Raises:
+        UserError: If it was given both ways.
+    """
+    if argument is not None and option is not None:
+        raise UserError("the prompt was given twice: give it behind the checkpoint, or as --prompt")
+    return argument if option is None else option
 
 
 def _fail(message: str) -> NoReturn:

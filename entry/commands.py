@@ -8,11 +8,15 @@ from pathlib import Path
 import typer
 from transformers.utils import logging
 
+from tercet.program import program
+from tercet.training.checkpoints import step_of
+from tercet.training.errors import UserError
 from tercet.training.export import check_loads_without_tercet
 from tercet.training.pipeline import RunOutcome
 from tercet.training.pipeline import train as train_recipe
-from tercet.training.recipe import load_recipe
+from tercet.training.recipe import Recipe, load_recipe
 from tercet.training.results import RunResults
+from tercet.training.run_folder import AnotherRecipeError
 from tercet.training.starting_weights import is_chat
 
 logging.disable_progress_bar()
@@ -33,16 +37,28 @@ def run_demo(output: Path | None, steps: int | None, restart: bool) -> None:
     )
     for label, text in (("greedy", check.greedy), ("sampled", check.sampled)):
         typer.echo(f"           {label:<8} {_one_line(prompt)}{_one_line(text)}")
-    _print_summary(outcome)
+    _print_summary(outcome, first=True)
 
 
 def run_train(recipe_name: str, overrides: list[str], output: Path | None, restart: bool) -> None:
     """`tercet train`."""
     recipe = load_recipe(recipe_name, overrides)
-    outcome = train_recipe(recipe, output_dir=output, restart=restart, say=typer.echo)
     words = ["tercet", "train", recipe_name, *(word for item in overrides for word in ("--set", item))]
+    try:
+        outcome = train_recipe(recipe, output_dir=output, restart=restart, say=typer.echo)
+    except AnotherRecipeError as error:
+        raise UserError(f"{error}{_branch_line(error, recipe, words, output)}") from error
     if not _report_interruption(outcome, words + (["--output", output] if output else [])):
         _print_summary(outcome, chats=is_chat(recipe))
+
+
+def _branch_line(error: AnotherRecipeError, recipe: Recipe, words: Sequence[object], output: Path | None) -> str:
+    """How to go on from the run that is there, in a folder of its own, where that is possible."""
+    if error.branch_from is None or step_of(error.branch_from) >= recipe.training.num_steps:
+        return ""
+    folder = f"{output or recipe.output_dir}-to-{recipe.training.num_steps}"
+    more = ["--set", f"training.branch_from={error.branch_from}", "--output", folder]
+    return f"; or go on from its last checkpoint in a new folder: {_command_line([*words, *more])}"
 
 
 def _report_interruption(outcome: RunOutcome, words: Sequence[object]) -> bool:
@@ -64,15 +80,16 @@ def _command_line(words: Sequence[object]) -> str:
     return shlex.join(map(str, words))
 
 
-def _print_summary(outcome: RunOutcome, *, chats: bool = False) -> None:
+def _print_summary(outcome: RunOutcome, *, chats: bool = False, first: bool = False) -> None:
     measured, folder = outcome.results, outcome.output_dir
     if measured is None or not _is_main_process():
         return
     training = measured.training
+    how_often = "of a stream" if training.epochs is None else f"{training.epochs:.1f} epochs"
     lines = [
         "",
         f"{folder}: {measured.model.num_parameters:,} parameters, {training.tokens_seen:,} tokens "
-        f"({training.epochs:.1f} epochs) in {training.duration_s:.0f} s of training",
+        f"({how_often}) in {training.duration_s:.0f} s of training",
     ]
     if measured.evaluation is not None:
         lines.append(
@@ -88,17 +105,36 @@ def _print_summary(outcome: RunOutcome, *, chats: bool = False) -> None:
         f"  {folder}/metrics.jsonl  every logged step",
         "",
         "Next:",
-        f"  tercet chat {folder}" if chats else f'  tercet generate {folder} "{_first_prompt(measured)}"',
-        f"  tercet info {folder}",
-        "  tercet train shakespeare --set data.path=YOUR.txt",
-        f'  python -c "from transformers import AutoModelForCausalLM as A; '
-        f"A.from_pretrained('{folder}', trust_remote_code=True)\"",
+        *_next_lines(measured, folder, chats=chats, first=first),
     ]
     typer.echo("\n".join(lines))
 
 
-def _first_prompt(measured: RunResults) -> str:
-    return _one_line(measured.samples[0].prompt.strip()) if measured.samples else "Once"
+def _next_lines(measured: RunResults, folder: Path, *, chats: bool, first: bool) -> list[str]:
+    """What to type next, each with what it does.
+
+    Args:
+        measured: Of the run that has ended.
+        folder: Its folder.
+        chats: Whether it was tuned on conversations.
+        first: Whether this was the demo, and text of the user's own comes next.
+    """
+    place, prompt = shlex.quote(str(folder)), measured.samples[0].prompt.strip() if measured.samples else ""
+    words = shlex.quote(prompt.splitlines()[0]) if prompt and not chats else ""
+    talk = (f"chat {place}", "talk to it") if chats else (f"generate {place} {words}".strip(), "text from it")
+    look = f"explore {place} --prompt {words}" if words else f"explore {place}"
+    lines = [
+        talk,
+        (look, "see it at work: attention, cache, predictions"),
+        (f"info {place}", "its weights and hyperparameters"),
+        (f"eval {place} --data FILE", "bits per byte of any text"),
+        (f"push {place} USER/NAME --dry-run", "what would be published on the Hub"),
+    ]
+    if first:
+        lines.append(("train text --set data.path=YOUR.txt", "the same with text of your own"))
+    commands = [(f"{program()} {command}", purpose) for command, purpose in lines]
+    width = min(max(len(command) for command, _ in commands), 60)
+    return [f"  {command:<{width}}  # {purpose}" for command, purpose in commands]
 
 
 def _one_line(text: str) -> str:

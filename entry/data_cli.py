@@ -84,6 +84,8 @@ def data_prepare(
 ) -> None:
     """Train a recipe's tokenizer and tokenize its text, ready for `tercet train`.
 
+    Training then takes the same recipe, the same --set and the folder written here as its --output.
+
     Stopped at any point, the same command goes on with what was finished.
     """
     from tercet.data_commands import run_data_prepare

@@ -1,6 +1,7 @@
 """What the `data` commands do: prepare a corpus, join its parts, show what a prepared set holds."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import typer
 from transformers import PreTrainedTokenizerFast
 
+from tercet.program import program
 from tercet.training.atomic import place_files, temporary_folder
 from tercet.training.data_info import check_tokenizer, describe_data
 from tercet.training.errors import UserError
@@ -32,6 +34,11 @@ def run_data_prepare(
 ) -> None:
     """`tercet data prepare`."""
     recipe = load_recipe(recipe_name, overrides)
+    if recipe.data.stream:
+        raise UserError(
+            "data.stream: true is to train without preparing, and `tercet train` makes what it needs: to prepare the "
+            "text, --set data.stream=false"
+        )
     part = None if shard is None else parse_part(shard)
     name = recipe.output_dir if part is None else f"{recipe.output_dir}-{part[0]}-of-{part[1]}"
     folder = (output or Path(name)).expanduser()
@@ -39,7 +46,11 @@ def run_data_prepare(
         tokenizer = make_tokenizer(recipe, folder, typer.echo)
         data = make_data(recipe, tokenizer, folder, typer.echo, progress=True, workers=workers, part=part)
     _print_sources(data)
-    if part is not None:
+    if part is None:
+        settings = [word for setting in overrides for word in ("--set", setting)]
+        command = shlex.join(["train", recipe_name, *settings, "--output", str(folder)])
+        typer.echo(f"\nNext:\n  {program()} {command}")
+    else:
         typer.echo(
             f"{folder}: part {part[0]} of {part[1]}; when all parts are there: tercet data merge PART... --output DIR"
         )
@@ -92,6 +103,8 @@ def run_data_info(
     if (home / RECIPE_NAME).is_file():
         recipe = load_recipe(str(home / RECIPE_NAME))
         training = recipe.training
+        if recipe.data.stream:
+            typer.echo("A sample of the stream: for a tokenizer, and to hold out; training reads the stream itself.\n")
         rows = {
             "sequence_length": training.sequence_length,
             "packing": training.packing,

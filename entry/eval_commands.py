@@ -1,5 +1,6 @@
 """`tercet eval`: bits per byte of held-out or other text, by source; and tasks of others' harness."""
 
+import sys
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedTokenizerFast
 
+from tercet.hub_checkpoints import local_checkpoint
 from tercet.loading import load_checkpoint_folder
 from tercet.tokenizer import special_ids, token_ids
 from tercet.training.errors import UserError, as_user_error
@@ -26,6 +28,7 @@ from tercet.training.token_set import PreparedData, TokenSet
 
 def run_eval(checkpoint: Path, data: str | None, sequence_length: int | None) -> None:
     """`tercet eval`."""
+    given, checkpoint = checkpoint, local_checkpoint(checkpoint)
     model, tokenizer = load_checkpoint_folder(checkpoint)
     with as_user_error(str(checkpoint)):
         ids = token_ids(tokenizer)
@@ -36,6 +39,7 @@ def run_eval(checkpoint: Path, data: str | None, sequence_length: int | None) ->
         raise UserError(f"--context {sequence_length} is beyond the model's max_position_embeddings ({longest})")
     with tempfile.TemporaryDirectory() as temporary:
         token_set, is_own_split = _text_to_score(checkpoint, data, tokenizer, Path(temporary))
+        _say_beginning(token_set, sequence_length)
         result = evaluate(
             model, token_set, sequence_length=sequence_length, eos_token_id=ids.eos_token_id,
             pad_token_id=ids.pad_token_id, special_ids=special_ids(tokenizer), progress=True,
@@ -45,10 +49,21 @@ def run_eval(checkpoint: Path, data: str | None, sequence_length: int | None) ->
         f"perplexity {result.perplexity:.2f} on {result.num_bytes:,} bytes, {result.num_tokens:,} tokens"
     )
     _print_sources(result)
+    if given != checkpoint:
+        return  # a copy in the cache is the Hub's
     if is_own_split and uses_own_length:
         _note(checkpoint, lambda record: {"evaluation": result})
     else:
         _note(checkpoint, lambda record: {"texts": _with_text(record, result, data, sequence_length)})
+
+
+def _say_beginning(token_set: TokenSet, sequence_length: int) -> None:
+    """What takes a while now; a terminal shows a bar of it."""
+    if not sys.stderr.isatty():
+        typer.echo(
+            f"scoring {token_set.num_tokens:,} tokens, {token_set.num_bytes:,} bytes, in windows of {sequence_length}",
+            err=True,
+        )
 
 
 def run_tasks(
@@ -60,10 +75,12 @@ def run_tasks(
         raise UserError("--tasks names no task: give one, such as --tasks arc_easy")
     if task_path is not None and not task_path.is_dir():
         raise UserError(f"--task-path {task_path} is no folder")
+    given, checkpoint = checkpoint, local_checkpoint(checkpoint)
     model, tokenizer = load_checkpoint_folder(checkpoint)
     measured = run_harness(model, tokenizer, names, task_path=task_path, limit=limit, num_fewshot=num_fewshot)
     _print_tasks(measured)
-    _note(checkpoint, lambda record: {"tasks": measured.beside(record.tasks)})
+    if given == checkpoint:  # a copy in the cache is the Hub's
+        _note(checkpoint, lambda record: {"tasks": measured.beside(record.tasks)})
 
 
 def _print_tasks(measured: Tasks) -> None:

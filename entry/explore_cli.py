@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tercet.command_line import one_line
+from tercet.command_line import one_line, one_prompt
 from tercet.training.errors import UserError
 
 DEFAULT_PROMPT = "The cat sat on the mat. The cat"
@@ -15,8 +15,10 @@ DEFAULT_PAGE = Path("page.html")
 @one_line
 def explore(
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="A folder that from_pretrained loads.", metavar="CKPT")
+        Path | None,
+        typer.Argument(help="A folder that from_pretrained loads, or the name of a model on the Hub.", metavar="CKPT"),
     ] = None,
+    text: Annotated[str | None, typer.Argument(help="The same as --prompt.", metavar="PROMPT")] = None,
     prompt: Annotated[
         str | None, typer.Option(help="Text to look at and to continue; a sentence that repeats itself if not given.")
     ] = None,
@@ -43,6 +45,7 @@ def explore(
     device: Annotated[str, typer.Option(help="Where the model runs, such as cpu or cuda.")] = "cpu",
 ) -> None:
     """See a model at work on a text, on one page that any browser opens: tokens, attention, cache, MLP, predictions."""
+    prompt = one_prompt(text, prompt)
     if (checkpoint is None) == (from_trace is None):
         raise UserError("give a checkpoint folder, or --from-trace and a folder that --save-trace wrote")
     if from_trace is not None and (serve or save_trace is not None or prompt is not None):
@@ -54,13 +57,16 @@ def explore(
     if temperature == 0 and (top_k is not None or top_p < 1):
         raise UserError("--top-k and --top-p choose what tokens are drawn from: give a --temperature above 0, too")
     from tercet.explore_commands import Run, run_explore, run_from_trace, run_serve
+    from tercet.hub_checkpoints import local_checkpoint
 
     if from_trace is not None:
         run_from_trace(from_trace, output or DEFAULT_PAGE)
         return
     assert checkpoint is not None
+    folder = local_checkpoint(checkpoint)
+    name = folder.resolve().name if folder == checkpoint else str(checkpoint)
     run = Run(
-        checkpoint, DEFAULT_PROMPT if prompt is None else prompt, new_tokens, temperature, top_k, top_p, seed, device
+        folder, name, DEFAULT_PROMPT if prompt is None else prompt, new_tokens, temperature, top_k, top_p, seed, device
     )
     if serve:
         run_serve(run, port)

@@ -31,6 +31,7 @@ class Run:
     """What the user asked for; a temperature of 0 takes the likeliest token each time."""
 
     checkpoint: Path
+    name: str
     prompt: str
     new_tokens: int
     temperature: float
@@ -168,8 +169,7 @@ def _trace(
     new_tokens: int,
     step: Callable[[str], None],
 ) -> Trace:
-    name = run.checkpoint.resolve().name
-    return trace(model, tokenizer, prompt, new_tokens=new_tokens, sampling=run.sampling, name=name, step=step)
+    return trace(model, tokenizer, prompt, new_tokens=new_tokens, sampling=run.sampling, name=run.name, step=step)
 
 
 def _write_page(recorded: Trace, output: Path) -> None:

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from tercet.caches import FULL, compile_decode, is_for_tercet, make_cache, quantization_named
+from tercet.hub_checkpoints import local_checkpoint
 from tercet.loading import load_checkpoint_folder
 from tercet.prompt_cache import check_path, fill_and_save, open_cache
 from tercet.streaming import TokenPrinter
@@ -30,6 +31,7 @@ class Sampling:
     max_new_tokens: int
     temperature: float
     top_p: float
+    top_k: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def run_generate(checkpoint: Path, prompt: str, sampling: Sampling, seed: int | 
     quantization = quantization_named(options.kind or FULL)
     if options.prompt_file is not None:
         check_path(options.prompt_file)
-    model, tokenizer = load_checkpoint_folder(checkpoint)
+    model, tokenizer = load_checkpoint_folder(local_checkpoint(checkpoint))
     if seed is not None:
         set_seed(seed)
     ids = document_start(tokenizer, prompt).to(model.device)
@@ -125,6 +127,8 @@ def stream_continuation(
     chosen: dict[str, Any] = {"do_sample": False}
     if sampling.temperature > 0:
         chosen = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
+        if sampling.top_k is not None:
+            chosen["top_k"] = sampling.top_k
     if cache is not None:
         # Said, as a checkpoint's own settings may say otherwise, and then all tokens would be fed at every step.
         chosen |= {"cache": cache, "use_cache": True}

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import typer
+from transformers import AutoConfig
 from transformers.utils import logging
 
-from tercet.interop.configs import FAMILIES
+from tercet.hub_checkpoints import local_checkpoint
+from tercet.interop.configs import FAMILIES, family_obstacles, narrowest_family
 from tercet.interop.folders import Converted, check_destination, export_checkpoint, import_checkpoint
+from tercet.modeling import TercetConfig
 from tercet.training.errors import UserError
 
 _GGUF_TYPES = ("f32", "f16", "q8_0")
@@ -17,7 +20,7 @@ logging.disable_progress_bar()
 
 def run_import(source: Path, destination: Path) -> None:
     """`tercet import`."""
-    _report(source, import_checkpoint(source, destination))
+    _report(source, import_checkpoint(local_checkpoint(source), destination))
 
 
 def run_export(checkpoint: Path, destination: Path, to: str | None, gguf_type: str | None) -> None:
@@ -26,12 +29,32 @@ def run_export(checkpoint: Path, destination: Path, to: str | None, gguf_type: s
         raise UserError(f"--to {to} is not known: choose one of {', '.join(_FORMATS)}")
     if gguf_type is not None and to != "gguf":
         raise UserError("--type is for --to gguf only: a native checkpoint keeps its dtype")
+    checkpoint = local_checkpoint(checkpoint)
     if to == "gguf":
         _export_gguf(checkpoint, destination, gguf_type or "f16")
     elif to == "onnx":
         _export_onnx(checkpoint, destination)
     else:
-        _report(checkpoint, export_checkpoint(checkpoint, destination, to))
+        try:
+            written = export_checkpoint(checkpoint, destination, to)
+        except UserError as error:
+            raise UserError(f"{error}{'' if to is None else _remedies(checkpoint, to)}") from error
+        _report(checkpoint, written)
+
+
+def _remedies(checkpoint: Path, to: str) -> str:
+    """The family that can express a model of Tercet's, and how a model is trained that the wanted one can."""
+    try:
+        config = AutoConfig.from_pretrained(checkpoint)
+        if not isinstance(config, TercetConfig) or not family_obstacles(config, FAMILIES[to]):
+            return ""
+        found = f" --to {narrowest_family(config).name} can."
+        config.qk_norm = False  # which the presets' recipes leave on, and most families have not
+        if not family_obstacles(config, FAMILIES[to]):
+            found += f" A model trained with --set model.qk_norm=false can be exported --to {to}."
+    except (OSError, ValueError, KeyError):  # what is wrong there has been said
+        return ""
+    return found
 
 
 def _report(source: Path, written: Converted) -> None:

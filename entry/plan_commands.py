@@ -147,7 +147,7 @@ def _work(plan: Plan, recipe: Recipe) -> tuple[Text, Table]:
         table.add_row("tokens of the text", "unknown", f"{plan.corpus.how}; the run wants {plan.num_tokens:,}")
     else:
         table.add_row("tokens of the text", _count(plan.corpus.num_tokens), plan.corpus.how)
-        table.add_row("epochs", f"{plan.epochs:,.2f}", "")
+        table.add_row("epochs", _times(plan.epochs or 0), "")
     if plan.duration is not None:
         table.add_row("time of a step", _time(plan.duration.step_s), plan.duration.how)
         table.add_row("time of the run", _time(plan.duration.run_s), f"{plan.duration.tokens_per_second:,.0f} tokens/s")
@@ -159,6 +159,8 @@ def _disk(plan: Plan, recipe: Recipe) -> tuple[Text, Table]:
     table = _table("part", "disk", "")
     if disk.shards:
         of = "the text" if plan.corpus.num_tokens is not None else "one epoch at most"
+        if recipe.data.stream:
+            of = f"the stream's sample of {recipe.data.stream_sample_mb:g} MB"
         table.add_row("tokens", gibibytes(disk.shards), of)
     kept = f"keep_last {training.keep_last}" + (f", keep_every {training.keep_every}" if training.keep_every else "")
     table.add_row(
@@ -178,16 +180,26 @@ def _notes(plan: Plan, recipe: Recipe) -> list[Text]:
     notes = []
     if plan.epochs is not None and plan.epochs > MAX_USEFUL_EPOCHS:
         notes.append(
-            f"The text is read {plan.epochs:.1f} times; beyond about {MAX_USEFUL_EPOCHS} repetition teaches less and "
-            "less (arXiv:2305.16264): give more text, or fewer steps."
+            f"The text is read {_times(plan.epochs)} times; beyond about {MAX_USEFUL_EPOCHS} repetition teaches less "
+            "and less (arXiv:2305.16264): give more text, or fewer steps."
         )
     if plan.duration is None and not plan.problems:
         notes.append("No time: give --peak-flops (and --mfu) of the device, or leave --no-timing out.")
+    if plan.duration is not None and plan.duration.unevenness:
+        notes.append(
+            f"The time is rough: {plan.duration.unevenness}, so the machine is busy or changes its speed. Plan again "
+            "when it is idle."
+        )
     if recipe.training.compile:
         notes.append(
             "Compiled, the model keeps and recomputes other activations than those counted here, as a rule fewer."
         )
     return [Text(note) for note in notes]
+
+
+def _times(epochs: float) -> str:
+    """How often, in digits that mean something."""
+    return f"{epochs:,.2f}" if epochs < 100 else f"{epochs:,.0f}"
 
 
 def _count(number: int) -> str:

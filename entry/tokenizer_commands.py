@@ -15,7 +15,14 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from tercet.tokenizer import ReportText, SampleCounts, TokenizerReport, make_report, train_tokenizer
+from tercet.tokenizer import (
+    ReportText,
+    SampleCounts,
+    TokenizerReport,
+    VocabularyTooLargeError,
+    make_report,
+    train_tokenizer,
+)
 from tercet.tokenizer.pretokenization import Words, word_splitter
 from tercet.tokenizer.report import REPORT_NAME, SourceFigures, readable
 from tercet.tokenizer.sampling import MIN_SAMPLE_BYTES
@@ -79,12 +86,17 @@ def run_tokenizer_train(request: TokenizerRequest) -> None:
     counts: list[SampleCounts] = []
     with ReportText() as text:
         texts = _TrainingTexts(request, text)
-        with as_user_error("--vocab-size"):
-            tokenizer = train_tokenizer(
-                iter(texts), request.vocab_size, words=words, max_bytes=max_bytes,
-                max_documents=request.max_documents or MAX_DOCUMENTS,
-                show_progress=sys.stderr.isatty(), on_text_used=counts.append,
-            )  # fmt: skip
+        try:
+            with as_user_error("--vocab-size"):
+                tokenizer = train_tokenizer(
+                    iter(texts), request.vocab_size, words=words, max_bytes=max_bytes,
+                    max_documents=request.max_documents or MAX_DOCUMENTS,
+                    show_progress=sys.stderr.isatty(), on_text_used=counts.append,
+                )  # fmt: skip
+        except UserError as error:
+            if isinstance(error.__cause__, VocabularyTooLargeError):
+                raise UserError(f"{error}: --vocab-size {error.__cause__.largest}") from error
+            raise
         if not len(text):  # no document fell to the held-out part: there are few
             texts.held_out = False
             for document in _documents(request):

@@ -4,6 +4,7 @@ Importing takes seconds and a fork none, so a test can afford many deaths. Run a
 `python forked_runs.py RECIPE FOLDER NUM_KILLS SEED`; prints how many kills hit a save.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -36,6 +37,16 @@ def is_saving(folder: Path) -> bool:
 def newest_step(folder: Path) -> int:
     """Step of the newest checkpoint, 0 if there is none."""
     return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")), default=0)
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL to a process and all that it has started, the children first found, so that none is missed."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    with contextlib.suppress(FileNotFoundError):
+        for child in children.read_text().split():
+            kill_tree(int(child))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def kill_at_random(child: int, folder: Path, dice: random.Random, *, in_a_save: bool) -> bool:

@@ -4,9 +4,9 @@ Shapes: B per_device_batch_size, T sequence_length.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from tercet.training.packing import (
     build_packing,
     document_bounds,
 )
+from tercet.training.step_batches import Piece
 from tercet.training.token_set import TokenSet
 
 Batch = dict[str, Any]
@@ -29,6 +30,8 @@ Batch = dict[str, Any]
 
 Order = Callable[[np.ndarray], np.ndarray]
 """Rows of samples counted through all epochs, both int64 of one shape: a pure function."""
+
+_SHOWN_TOKENS = 40
 
 
 class PackedBatches:
@@ -124,6 +127,35 @@ class PackedBatches:
             finally:
                 for future in waiting:
                     future.cancel()
+
+    def describe(self) -> str:
+        """Rows of an epoch, and how full they are."""
+        packing = self.dataset.packing
+        return f"{packing.num_rows:,} rows an epoch, {packing.padding_fraction:.2%} padding"
+
+    def state_dict(self) -> None:
+        """None: a step's number says all."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing: there is no state."""
+        assert not state, "prepared data has no state"
+
+    def pieces(self, step: int) -> list[list[Piece]]:
+        """The rows of this process in a step, each by its documents; their numbers are among the training documents."""
+        return [self._pieces(int(row)) for row in self.rows(step).ravel()]
+
+    def _pieces(self, row: int) -> list[Piece]:
+        batch, packing = self.dataset.rows([row]), self.dataset.packing
+        token_set = cast(TokenSet, self.dataset.token_set)
+        bounds = slice(packing.row_offsets[row], packing.row_offsets[row + 1])
+        pieces, at = [], 0
+        for document, length in zip(packing.document[bounds].tolist(), packing.length[bounds].tolist(), strict=True):
+            num_shown = min(int(token_set.document_lengths[document]), _SHOWN_TOKENS)
+            name = f"document {document} of {token_set.sources[int(token_set.document_sources[document])]}"
+            part = {key: tensor[:, at : at + length] for key, tensor in batch.items()}
+            pieces.append(Piece(name, token_set.tokens(document, 0, num_shown), part))
+            at += length
+        return pieces
 
 
 class EvaluationWindows:

@@ -4,10 +4,12 @@
         state/run.json               step, tokens, seconds of training, number of processes, best evaluation
         state/optimizer-0.safetensors state of the first optimizer, by parameter name, and so on
         state/rng-0.safetensors      random state of process 0, and so on
+        state/stream-0.json          where process 0 stands in the stream that the run trains on, if it does, and so on
         state/ema.safetensors        running average of the weights, by parameter name, if the run keeps one
         state/manifest.json          size and SHA-256 of every file, also of the model's
 
-Tensors are whole, so a run goes on with another number of processes, sharded or not. Nothing is pickled.
+Tensors are whole, so a run on prepared data goes on with another number of processes, sharded or not. Nothing is
+pickled.
 `tercet.training.saving` writes them.
 """
 
@@ -15,6 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -45,6 +48,11 @@ def optimizer_name(index: int | str) -> str:
 def random_state_name(rank: int) -> str:
     """File of a process's random state."""
     return f"rng-{rank}.safetensors"
+
+
+def position_name(rank: int) -> str:
+    """File of where a process stands in the stream."""
+    return f"stream-{rank}.json"
 
 
 def checkpoint_path(output_dir: Path, step: int) -> Path:
@@ -123,6 +131,19 @@ def read_state(folder: Path) -> RunState:
         return RunState(**json.loads((folder / STATE / RUN_NAME).read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{folder / STATE / RUN_NAME} cannot be read ({error}): is it of another version?") from error
+
+
+def read_position(folder: Path, rank: int) -> dict[str, Any]:
+    """Where a process stood in the stream when a checkpoint was saved.
+
+    Raises:
+        UserError: It cannot be read, or the checkpoint is of a run on prepared data.
+    """
+    path = folder / STATE / position_name(rank)
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): is {folder} of a run on a stream?") from error
 
 
 def load_checkpoint(

@@ -6,6 +6,7 @@ from tercet.training.out_of_memory import fewer_rows
 from tercet.training.recipe import Recipe
 
 _MOST_PROCESSES = 4096
+_SHORTEST_ROW = 16
 
 
 def what_would_fit(
@@ -26,7 +27,8 @@ def what_would_fit(
         on_cpu: Processes on a CPU share its memory, so more of them are no remedy.
     """
     remedies = []
-    can_fit = asked.resident + (asked.snapshot if on_cpu else 0) <= available
+    resident = asked.resident + (asked.snapshot if on_cpu else 0)
+    can_fit = resident <= available
     for checkpointing in dict.fromkeys((recipe.training.gradient_checkpointing, True)) if can_fit else ():
         tried = _with(recipe, gradient_checkpointing=checkpointing)
         rows = _most_rows(tried, config, available, num_processes=num_processes, bfloat16=bfloat16, on_cpu=on_cpu)
@@ -37,8 +39,13 @@ def what_would_fit(
     if not on_cpu and (count := _enough_processes(asked, available, num_processes)) is not None:
         remedies.append(f"--processes {count} --set training.sharding=full")
     if not remedies:
-        share = available / asked.resident
-        remedies.append(f"a model of about {share:.1%} of these parameters" if share < 1 else "shorter rows")
+        share = available / resident
+        few = f"a model of about {share:.1%} of these parameters: a smaller model.hidden_size or num_hidden_layers"
+        remedies.append(
+            few
+            if share < 1
+            else _shorter_rows(recipe, config, available, num_processes=num_processes, bfloat16=bfloat16, on_cpu=on_cpu)
+        )
     return remedies
 
 
@@ -62,6 +69,22 @@ def _most_rows(
     while rows > 1 and not fits(rows):
         rows = fewer_rows(rows, sizes, num_processes)
     return rows
+
+
+def _shorter_rows(
+    recipe: Recipe, config: TercetConfig, available: int, *, num_processes: int, bfloat16: bool, on_cpu: bool
+) -> str:
+    """The settings with the longest row that fits alone, its blocks recomputed; rows are halved to find it."""
+    length = recipe.training.sequence_length
+    while (length := length // 2) >= _SHORTEST_ROW:
+        tried = _with(recipe, sequence_length=length, per_device_batch_size=1, gradient_checkpointing=True)
+        need = step_memory(tried, config, num_processes=num_processes, bfloat16=bfloat16, on_cpu=on_cpu)
+        if peak(need, on_cpu=on_cpu) <= available:
+            return (
+                f"--set training.sequence_length={length} --set training.per_device_batch_size=1 "
+                "--set training.gradient_checkpointing=true"
+            )
+    return "a device with more memory"
 
 
 def peak(memory: StepMemory, *, on_cpu: bool) -> int:

@@ -135,3 +135,34 @@ def measure_matmul_flops(device: "torch.device", *, size: int = 1024, seconds: f
         duration = time.perf_counter() - started
         best, spent = max(best, 2 * size**3 / duration), spent + duration
     return best
+
+
+class PeakRate:
+    """FLOP/s of matrix products that all devices reach together: the best seen, of which MFU is a share.
+
+    A machine that is busy for a moment, or clocks down, gives a rate that is too low; none gives one too high. So the
+    rate is measured again now and then, and what the model itself reaches counts as well.
+
+    Attributes:
+        flops: FLOP/s, of all processes.
+    """
+
+    def __init__(self, device: "torch.device", num_processes: int = 1, *, pause_s: float = 10.0) -> None:
+        self._device, self._num_processes, self._pause_s = device, num_processes, pause_s
+        self.flops = measure_matmul_flops(device) * num_processes
+        self._measured_at = time.monotonic()
+
+    def measure_again(self) -> None:
+        """Take a tenth of a second for another try, on a CPU and not oftener than every `pause_s`.
+
+        An accelerator is not shared as a rule, and its matrices might not fit beside a model in training.
+        """
+        if self._device.type != "cpu" or time.monotonic() - self._measured_at < self._pause_s:
+            return
+        self.flops = max(self.flops, measure_matmul_flops(self._device, seconds=0.1) * self._num_processes)
+        self._measured_at = time.monotonic()
+
+    def share(self, flops: float) -> float:
+        """MFU at so many FLOP/s of the model, at most 1: a model that is faster shows that the peak is higher."""
+        self.flops = max(self.flops, flops)
+        return flops / self.flops

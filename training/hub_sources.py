@@ -8,7 +8,7 @@ was reset, is done here: what is in the cache by then is not downloaded again.
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,31 +55,44 @@ def hub_rows(dataset: HubDataset, columns: tuple[str, ...]) -> Iterator[tuple[in
     # Whatever data and network do shows as an exception of datasets, huggingface_hub, httpx, fsspec or pyarrow, which
     # have no base in common.
     try:
-        rows = _load(dataset)
-        if rows.column_names and set(columns) <= set(rows.column_names):
-            rows = rows.select_columns(list(columns))  # nothing else needs to be decoded
-        numbered = enumerate(rows, start=1)
+        rows = load_split(dataset)
+        numbered = enumerate(only_columns(rows, columns), start=1)
     except Exception as error:
-        raise DataError(_reading_failed(dataset, error)) from error
+        raise DataError(reading_failed(dataset, error)) from error
     while True:
         try:
             numbered_row = next(numbered, None)
         except Exception as error:
-            raise DataError(_reading_failed(dataset, error)) from error
+            raise DataError(reading_failed(dataset, error)) from error
         if numbered_row is None:
             return
         yield numbered_row
 
 
-def _load(dataset: HubDataset) -> Any:
-    """The split, tried again after what may be gone in a moment."""
+def only_columns(rows: Any, columns: tuple[str, ...]) -> Any:
+    """The dataset without columns that nobody asks for, which then are not decoded; whole if one of them is missing."""
+    if rows.column_names and set(columns) <= set(rows.column_names):
+        return rows.select_columns(list(columns))
+    return rows
+
+
+def load_split(dataset: HubDataset) -> Any:
+    """The split as `datasets` gives it."""
     import datasets
 
+    return tried_again(
+        dataset,
+        lambda: datasets.load_dataset(
+            dataset.path, dataset.name, split=dataset.split, revision=dataset.revision, streaming=dataset.streaming
+        ),
+    )
+
+
+def tried_again(dataset: HubDataset, work: Callable[[], Any]) -> Any:
+    """What `work` asks the Hub for, asked again after what may be gone in a moment."""
     for wait_s in (*_WAITS_S, None):
         try:
-            return datasets.load_dataset(
-                dataset.path, dataset.name, split=dataset.split, revision=dataset.revision, streaming=dataset.streaming
-            )
+            return work()
         except Exception as error:
             if wait_s is None or not _may_pass(error):
                 raise
@@ -100,8 +113,8 @@ def _may_pass(error: Exception) -> bool:
     )
 
 
-def _reading_failed(dataset: HubDataset, error: Exception) -> str:
-    """What, where and remedy."""
+def reading_failed(dataset: HubDataset, error: Exception) -> str:
+    """What went wrong, where, and the remedy, in one line."""
     from datasets.data_files import EmptyDatasetError
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -118,8 +131,8 @@ def _reading_failed(dataset: HubDataset, error: Exception) -> str:
         )
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes) or "OfflineModeIsEnabled" in text:
         return (
-            f"{where} is not in the cache, and HF_HUB_OFFLINE forbids to download it. Unset HF_HUB_OFFLINE, or give a "
-            "file, a folder or a glob."
+            f"{dataset.path} is no file or folder here, and {where} is not in the cache, and HF_HUB_OFFLINE forbids to "
+            "download it. Check the path, or unset HF_HUB_OFFLINE."
         )
     if isinstance(error, (DataFilesNotFoundError, EmptyDatasetError)):
         return f"{where} holds no file of data that `datasets` can read. Check the name and the revision."

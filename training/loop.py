@@ -6,7 +6,7 @@ was stopped and started again ends with the bits of one that was not (same machi
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tercet.tokenizer import special_ids, token_ids
 from tercet.training.acceleration import compile_model
 from tercet.training.accounting import flops_per_token
 from tercet.training.agreement import Agreement
-from tercet.training.arrangement import arrange
-from tercet.training.batches import PackedBatches
 from tercet.training.curve import METRICS_NAME
 from tercet.training.deadline import Deadline
+from tercet.training.documents import DataError
 from tercet.training.ema import WeightAverage
-from tercet.training.errors import UserError, as_user_error
+from tercet.training.errors import UserError
 from tercet.training.evaluation import evaluate
+from tercet.training.hardware import PeakRate
 from tercet.training.launch import describe_processes
 from tercet.training.optimizers import optimizers_of_recipe
-from tercet.training.packing import PackedDataset
 from tercet.training.progress import MetricsFile, Progress, evaluation_record, opening_line, shown_values
 from tercet.training.publishing import Publisher
 from tercet.training.recipe import Recipe
@@ -44,6 +44,7 @@ from tercet.training.sharding import is_sharded, shard_model, whole_model
 from tercet.training.signals import StopRequest, stop_signals
 from tercet.training.starting_weights import is_chat
 from tercet.training.step import set_learning_rates, training_step
+from tercet.training.step_batches import StepBatches
 from tercet.training.token_set import PreparedData
 from tercet.training.watch import PendingSteps, SpikeWatch, StepReading, describe_bad_step
 
@@ -59,16 +60,15 @@ class TrainingLoop:
         output_dir: Gets `metrics.jsonl` and `checkpoints/`.
         model: New weights; those of a checkpoint are loaded into it.
         tokenizer: Gives the ids that start documents and fill rows.
-        data: What to train and to evaluate on.
+        data: What to evaluate on, and what its batches are of.
+        batches: What to train on, this process's part of it.
         accelerator: Knows device, processes and precision.
         write_model: Writes the folder that transformers loads, from weights; called in another thread.
-        peak_flops: FLOP/s of matrix products that the devices of all processes reach together, for the MFU.
+        peak: FLOP/s of matrix products that the devices of all processes reach together, for the MFU.
         started: When the run's time began (`time.monotonic`), for `training.max_hours`; None: now.
         measure: Makes the record that goes into a checkpoint, of how the loop stands and an evaluation of its weights.
         publisher: Pushes checkpoints; the main process's.
 
-    Raises:
-        UserError: Less text than one row, or a global batch that does not divide among the processes.
     """
 
     def __init__(
@@ -78,16 +78,17 @@ class TrainingLoop:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerFast,
         data: PreparedData,
+        batches: StepBatches,
         accelerator: Accelerator,
         write_model: WriteModel,
-        peak_flops: float,
+        peak: PeakRate,
         started: float | None = None,
         measure: Callable[[LoopOutcome, Evaluation | None], RunResults] | None = None,
         publisher: Publisher | None = None,
     ) -> None:
         training = recipe.training
         self.recipe, self.output_dir, self.model, self.accelerator = recipe, output_dir, model, accelerator
-        self.data, self.tokenizer, self.peak_flops = data, tokenizer, peak_flops
+        self.data, self.tokenizer, self.peak = data, tokenizer, peak
         self.special = token_ids(tokenizer).for_rows()
         model.to(accelerator.device)
         model.train()
@@ -95,7 +96,8 @@ class TrainingLoop:
             shard_model(model, accelerator)
         self.optimizers = optimizers_of_recipe(recipe.optimizer, model)
         self.average = WeightAverage(model, recipe.optimizer.ema_decay) if recipe.optimizer.ema_decay else None
-        self.batches = self._make_batches()
+        self.batches = batches
+        self.positions: list[dict[str, Any]] | None = None  # of the batches in every process, where they have one
         self.metrics = MetricsFile(output_dir / METRICS_NAME)
         self.agreement = Agreement(accelerator)
         self.saver = Saver(
@@ -116,28 +118,6 @@ class TrainingLoop:
         self.spikes = SpikeWatch(training.spike_factor)
         self._clock = 0.0
 
-    def _make_batches(self) -> PackedBatches:
-        training, seed = self.recipe.training, self.recipe.seed
-        arrangement = arrange(
-            self.data.train,
-            training.sequence_length,
-            packing=training.packing,
-            seed=seed,
-            weights=self.recipe.data.weights(),
-        )
-        with as_user_error("training"):
-            return PackedBatches(
-                PackedDataset(self.data.train, arrangement.packing, **self.special),
-                seed=seed,
-                global_batch_size=training.global_batch_size,
-                per_device_batch_size=training.per_device_batch_size,
-                rank=self.accelerator.process_index,
-                world_size=self.accelerator.num_processes,
-                order=arrangement.order,
-                with_document_bounds="flash" in (self.model.config._attn_implementation or ""),
-                warmup=training.batch_sizes().stages,
-            )
-
     def run(self) -> LoopOutcome:
         """Train.
 
@@ -151,10 +131,10 @@ class TrainingLoop:
             self._resume(bar)
             wrapped = self._wrap(bar)
             processes = describe_processes(self.recipe, self.accelerator)
-            bar.say(opening_line(processes, self.batches.dataset.packing, self.state.step))
+            bar.say(opening_line(processes, self.batches.describe(), self.state.step))
             self._clock = time.perf_counter()
             with self.saver:
-                for micro_batches in self.batches.steps(self.state.step, num_steps):
+                for micro_batches in self._micro_batches():
                     self._set_learning_rate()
                     result = training_step(
                         wrapped, self.optimizers, micro_batches, self.accelerator,
@@ -182,9 +162,10 @@ class TrainingLoop:
             interrupted_by=interrupted_by,
             checkpoint=self.saver.newest,
             loss_nats=state.loss_nats,
+            positions=self.positions,
             evaluation=self.evaluation if is_at_end else None,
             tokens_per_second=speed,
-            mfu=speed * self.flops_per_token / self.peak_flops,
+            mfu=self.peak.share(speed * self.flops_per_token),
             stalled_s=self.saver.stalled_s,
         )
 
@@ -198,8 +179,10 @@ class TrainingLoop:
             average=self.average,
             accelerator=self.accelerator,
             agreement=self.agreement,
+            batches=self.batches,
             say=bar.say,
         )
+        self.positions = self._gather_positions()
         self.state = self.logged = state
         bar.begin_at(state.step)
         if self.accelerator.is_main_process:
@@ -237,19 +220,32 @@ class TrainingLoop:
         if may_save or stopped_by is not None or (is_best and training.keep_best):
             self._save(is_final=is_last or stopped_by is not None)
         if evaluates or samples or may_save:
+            self.peak.measure_again()
             self._clock = time.perf_counter()
         if self.publisher is not None:
             self.publisher.poll()
         self.deadline.step_done()
         return stopped_by
 
+    def _micro_batches(self) -> Iterator[list[dict[str, Any]]]:
+        try:
+            yield from self.batches.steps(self.state.step, self.recipe.training.num_steps)
+        except DataError as error:
+            goes_on = f"from {self.saver.newest}" if self.saver.newest else "from the start"
+            raise DataError(f"{error} The same command goes on {goes_on}.") from error
+
+    def _gather_positions(self) -> list[dict[str, Any]] | None:
+        position = self.batches.state_dict()
+        return None if position is None else gather_object([position])
+
     def _save(self, *, is_final: bool) -> None:
+        self.positions = self._gather_positions()
         measure = None
         if self.measure is not None:
             # An average was evaluated, and a checkpoint's model is not the average.
             is_of_these = self.evaluated_at == self.state.step and self.average is None
             measure = partial(self.measure, self._outcome(None), self.evaluation if is_of_these else None)
-        self.saver.save(self.state, is_final=is_final, measure=measure)
+        self.saver.save(self.state, self.positions, is_final=is_final, measure=measure)
 
     def _read(self, bar: Progress) -> StepReading:
         """Take in all steps since the last reading; returns the last."""
@@ -345,7 +341,7 @@ class TrainingLoop:
         state, since, self.logged = self.state, self.logged, self.state
         seconds = max(state.duration_s - since.duration_s, 1e-9)
         speed = (state.tokens_seen - since.tokens_seen) / seconds
-        mfu = speed * self.flops_per_token / self.peak_flops
+        mfu = self.peak.share(speed * self.flops_per_token)
         learning_rate = self.optimizers[-1].param_groups[0]["lr"]
         shown = shown_values(reading.loss_nats, speed, mfu, reading.grad_norm, learning_rate)
         steps_left = self.recipe.training.num_steps - state.step

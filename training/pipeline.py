@@ -22,7 +22,7 @@ from tercet.training.curve import METRICS_NAME, plot_losses
 from tercet.training.evaluation import evaluate
 from tercet.training.export import replace_model_folder, write_model_folder
 from tercet.training.from_checkpoint import FROM_CHECKPOINT, WEIGHTS_HASH
-from tercet.training.hardware import measure_matmul_flops
+from tercet.training.hardware import PeakRate
 from tercet.training.launch import follow_launcher, make_accelerator, start_trackers
 from tercet.training.lifeline import Lifeline, lifeline
 from tercet.training.loop import LoopOutcome, TrainingLoop
@@ -31,6 +31,7 @@ from tercet.training.out_of_memory import OutOfMemoryError, explain_out_of_memor
 from tercet.training.preparation import Say, load_tokenizer, make_data, make_tokenizer
 from tercet.training.publishing import Publisher, publishing
 from tercet.training.recipe import Recipe, recipe_to_yaml
+from tercet.training.recipe_batches import packed_batches, streamed_batches
 from tercet.training.record import make_results
 from tercet.training.run_folder import (
     CURVE_NAME,
@@ -44,6 +45,8 @@ from tercet.training.run_folder import (
 from tercet.training.samples import document_start, make_samples, message_start
 from tercet.training.sharding import whole_model
 from tercet.training.starting_weights import is_chat, starting_model, with_weights_hash
+from tercet.training.stream_documents import read_by_all
+from tercet.training.stream_preparation import Stream, begin_stream, open_stream
 from tercet.training.token_set import PreparedData
 
 
@@ -110,17 +113,12 @@ def _run_published(
     started: float,
     publisher: Publisher | None,
 ) -> RunOutcome:
-    if accelerator.is_main_process:
-        tokenizer = make_tokenizer(recipe, folder, say)
-        data = make_data(recipe, tokenizer, folder, say, progress=True)
-        line.main_is_ready()
-    else:
-        line.wait_for_main()  # which may tokenize for hours
-        tokenizer, data = load_tokenizer(str(folder)), PreparedData.open(folder / DATA_NAME)
+    tokenizer, data, stream = _text(recipe, folder, accelerator, line, say)
     model = make_model(recipe, tokenizer)
     # The same weights in every process, but other dropout; process 0 draws as a run of one process does.
     set_seed(recipe.seed, device_specific=True)
-    _tell_mixture(recipe, data, say)
+    if stream is None:
+        _tell_mixture(recipe, data, say)
     origin = recipe.model.get(FROM_CHECKPOINT)
     begins = f", beginning as {origin} (SHA-256 {recipe.model[WEIGHTS_HASH][:12]})" if origin else ""
     say(f"Model      {num_parameters(model):,} parameters, {model.config.num_hidden_layers} layers{begins}")
@@ -134,6 +132,10 @@ def _run_published(
             recipe, model, tokenizer, data, accelerator, outcome, evaluation, samples=[], averages=False
         )
 
+    if stream is None:
+        batches = packed_batches(recipe, data, model, tokenizer, accelerator)
+    else:
+        batches = streamed_batches(recipe, stream, model, tokenizer, accelerator)
     with explain_out_of_memory(recipe, accelerator.num_processes):
         outcome = TrainingLoop(
             recipe,
@@ -141,13 +143,17 @@ def _run_published(
             model=model,
             tokenizer=tokenizer,
             data=data,
+            batches=batches,
             accelerator=accelerator,
             write_model=write_model,
-            peak_flops=measure_matmul_flops(accelerator.device) * accelerator.num_processes,
+            peak=PeakRate(accelerator.device, accelerator.num_processes),
             started=started,
             measure=measure,
             publisher=publisher,
         ).run()
+    if outcome.positions is not None:
+        for read in read_by_all(outcome.positions).lines():
+            say(f"Read       {read}")
     measured = None
     if outcome.interrupted_by is None:
         measured = finish(recipe, folder, model, tokenizer, data, accelerator, outcome, say)
@@ -159,6 +165,28 @@ def _run_published(
             publisher.finish(outcome.state.step, None if limit is None else started + limit * 3600)
     accelerator.end_training()
     return RunOutcome(folder, measured, outcome)
+
+
+def _text(
+    recipe: Recipe, folder: Path, accelerator: Accelerator, line: Lifeline, say: Say
+) -> tuple[PreTrainedTokenizerFast, PreparedData, Stream | None]:
+    """Tokenizer, prepared text and, where the recipe trains on a stream, that; the prepared text then is its sample."""
+    stream = None
+    if not accelerator.is_main_process:
+        line.wait_for_main()  # which may tokenize for hours
+        tokenizer = load_tokenizer(str(folder))
+        if not recipe.data.stream:
+            return tokenizer, PreparedData.open(folder / DATA_NAME), None
+        stream = open_stream(recipe, folder, tokenizer)
+        return tokenizer, stream.sample, stream
+    if recipe.data.stream:
+        tokenizer, stream = begin_stream(recipe, folder, say)
+        data = stream.sample
+    else:
+        tokenizer = make_tokenizer(recipe, folder, say)
+        data = make_data(recipe, tokenizer, folder, say, progress=True)
+    line.main_is_ready()
+    return tokenizer, data, stream
 
 
 def _tell_mixture(recipe: Recipe, data: PreparedData, say: Say) -> None:
@@ -186,8 +214,8 @@ def claimed_folder(recipe: Recipe, folder: Path, accelerator: Accelerator, *, re
         try:
             yield
         except Exception as error:
-            is_kept = was_prepared or isinstance(error, OutOfMemoryError | RuntimeError) or list_checkpoints(folder)
-            if is_main and not is_kept:
+            is_kept = isinstance(error, OutOfMemoryError | RuntimeError) or list_checkpoints(folder)
+            if is_main and not (was_prepared or is_kept):
                 remove_run(folder)
             raise
 

@@ -40,12 +40,13 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Duration:
-    """Seconds of a step and of all steps; `how` says by what."""
+    """Seconds of a step and of all steps; `how` says by what, `unevenness` why they are rough, if they are."""
 
     step_s: float
     run_s: float
     tokens_per_second: float
     how: str
+    unevenness: str = ""
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,8 @@ def corpus_of(recipe: Recipe, folder: Path) -> Corpus:
         DataError: A source that is not there.
     """
     sizes = [stored_bytes(source) for source in recipe.data.all_sources()]
+    if recipe.data.stream:
+        return Corpus(None, "a stream: only reading it tells")
     data = folder / DATA_NAME
     if (data / MANIFEST).is_file() and _is_of_the_same_text(recipe, folder):
         manifest = read_manifest(data)
@@ -252,6 +255,8 @@ def _disk(
     is_shared = num_processes > 1 and training.sharding == "full"
     weights = memory.weights * (num_processes if is_shared else 1)
     tokens = 0 if corpus.is_prepared else corpus.num_tokens or num_tokens
+    if recipe.data.stream:
+        tokens = int(recipe.data.stream_sample_mb * 1e6 / BYTES_PER_TOKEN)
     item = 2 if vocab_size <= 1 << 16 else 4
     return Disk(tokens * item, memory.snapshot, min(kept, saves + 1 if training.keep_best else saves), weights)
 
@@ -315,18 +320,21 @@ def _timed(
     speed = tokens_per_step / timing.step_s
     share = speed * per_token / (timing.matmul_flops * num_processes)
     fewer = f" of {timing.rows} rows" if timing.rows < training.per_device_batch_size else ""
-    how = f"3 timed micro-batches{fewer} and updates on {machine.name}, {share:.0%} of its matrix-product rate"
+    how = (
+        f"the fastest of {timing.num_timed} timed micro-batches{fewer} and updates on {machine.name}, "
+        f"{min(share, 1):.0%} of its matrix-product rate"
+    )
     if num_processes > 1:
         how += f"; {num_processes} processes are taken to be as fast each, and to wait for nothing"
-    return _duration(timing.step_s, num_tokens, tokens_per_step, how)
+    return _duration(timing.step_s, num_tokens, tokens_per_step, how, timing.unevenness())
 
 
 _LONGEST_ROW_S = 20.0
 
 
-def _duration(step_s: float, num_tokens: int, tokens_per_step: int, how: str) -> Duration:
+def _duration(step_s: float, num_tokens: int, tokens_per_step: int, how: str, unevenness: str = "") -> Duration:
     speed = tokens_per_step / step_s
-    return Duration(step_s, num_tokens / speed, speed, how)
+    return Duration(step_s, num_tokens / speed, speed, how, unevenness)
 
 
 def gibibytes(size: int) -> str:

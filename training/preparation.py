@@ -1,12 +1,13 @@
 """From the recipe's sources to a tokenizer and to prepared data in the run's folder."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tercet.tokenizer import train_tokenizer
+from tercet.tokenizer import VocabularyTooLargeError, train_tokenizer
 from tercet.training.atomic import place_files, temporary_folder
 from tercet.training.documents import DataError, Document
 from tercet.training.duplicates import DuplicateFilter, normalized_digest
@@ -24,8 +25,14 @@ from tercet.training.token_set import PreparedData
 Say = Callable[[str], None]
 
 
-def make_tokenizer(recipe: Recipe, folder: Path, say: Say) -> PreTrainedTokenizerFast:
-    """The run's tokenizer: the one that an earlier call left, the recipe's folder, or a new one from the text."""
+def make_tokenizer(
+    recipe: Recipe, folder: Path, say: Say, *, texts: Iterator[str] | None = None
+) -> PreTrainedTokenizerFast:
+    """The run's tokenizer: the one that an earlier call left, the recipe's folder, or a new one from the text.
+
+    Args:
+        texts: What a new one is trained on; None reads all text that does not validate.
+    """
     settings = recipe.tokenizer
     saved = folder / "tokenizer.json"
     given = settings.path or (str(folder) if saved.is_file() else None)
@@ -37,10 +44,19 @@ def make_tokenizer(recipe: Recipe, folder: Path, say: Say) -> PreTrainedTokenize
         tokenizer = load_tokenizer(given)
     else:
         started = time.perf_counter()
-        with as_user_error("tokenizer.vocab_size"):
-            tokenizer = train_tokenizer(
-                training_texts(recipe), settings.vocab_size, words=settings.words, model_max_length=_longest(recipe)
-            )
+        try:
+            with as_user_error("tokenizer.vocab_size"):
+                tokenizer = train_tokenizer(
+                    training_texts(recipe) if texts is None else texts,
+                    settings.vocab_size,
+                    words=settings.words,
+                    show_progress=sys.stderr.isatty(),
+                    model_max_length=_longest(recipe),
+                )
+        except UserError as error:
+            if isinstance(error.__cause__, VocabularyTooLargeError):
+                raise UserError(f"{error}: --set tokenizer.vocab_size={error.__cause__.largest}") from error
+            raise
         say(f"Tokenizer  {len(tokenizer):,} tokens, byte-level BPE, in {time.perf_counter() - started:.1f} s")
     if not saved.is_file():
         with temporary_folder(folder) as temporary:
@@ -146,12 +162,18 @@ def make_data(
     )
     train, validation = data.train, data.validation
     say(
-        f"Data       {train.num_documents:,} documents, {train.num_bytes / 1e6:.2f} MB, {train.num_tokens:,} tokens "
-        f"to train on; {validation.num_documents:,} documents, {validation.num_tokens:,} tokens held out"
+        f"Data       {_documents(train.num_documents)}, {train.num_bytes / 1e6:.2f} MB, {train.num_tokens:,} tokens "
+        f"to train on; {_documents(validation.num_documents)}, {validation.num_tokens:,} tokens held out"
     )
+    if dropped := data.report.duplicates_dropped:
+        say(f"           {_documents(dropped)} left out, equal to one before")
     for line in data.skips.lines():
         say(f"           {line}")
     return data
+
+
+def _documents(number: int) -> str:
+    return f"{number:,} document{'' if number == 1 else 's'}"
 
 
 def _longest(recipe: Recipe) -> int:

@@ -7,21 +7,20 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from tercet.training.atomic import write_atomically
-from tercet.training.packing import Packing
 from tercet.training.results import Evaluation
 from tercet.training.run_state import RunState
 
 
-def opening_line(processes: str, packing: Packing, step: int) -> str:
+def opening_line(processes: str, rows: str, step: int) -> str:
     """What a run is about to do, in one line.
 
     Args:
         processes: How processes make a global batch; see `describe_processes`.
-        packing: Of the rows.
+        rows: What an epoch is; see `StepBatches.describe`.
         step: Steps done.
     """
     start = "from the start" if step == 0 else f"going on from step {step}"
-    return f"{processes}; {packing.num_rows:,} rows an epoch, {packing.padding_fraction:.2%} padding; {start}"
+    return f"{processes}; {rows}; {start}"
 
 
 def shown_values(
@@ -50,11 +49,14 @@ def evaluation_record(state: RunState, evaluation: Evaluation) -> dict[str, Any]
     return record
 
 
+_FIRST_STEPS = 5
+
+
 class Progress:
     """One bar for a whole run on a terminal; where there is none, a line for each logged step."""
 
     def __init__(self, num_steps: int, *, is_main: bool) -> None:
-        self._num_steps, self._is_main = num_steps, is_main
+        self._num_steps, self._is_main, self._num_advanced = num_steps, is_main, 0
         self._bar = tqdm(
             total=num_steps, desc="Training", unit="step", smoothing=0.05, dynamic_ncols=True,
             disable=None if is_main else True,
@@ -73,16 +75,21 @@ class Progress:
 
     def advance(self) -> None:
         """One step done."""
+        self._num_advanced += 1
         self._bar.update()
 
     def show(self, step: int, values: dict[str, str], seconds_left: float) -> None:
-        """Show the values of a step. The bar itself says how long it will take; a line says `seconds_left`."""
+        """Show the values of a step. The bar itself says how long it will take; a line says `seconds_left`.
+
+        Not of the first steps, which also load and compile: they took up to 15 times as long as those after them.
+        """
         if not self._bar.disable:
             self._bar.set_postfix(values, refresh=False)
         elif self._is_main:
             shown = "  ".join(f"{name} {value}" for name, value in values.items())
-            left = tqdm.format_interval(int(seconds_left))
-            print(f"step {step:>6}/{self._num_steps}   {shown}  left {left}", flush=True)
+            if self._num_advanced >= _FIRST_STEPS:
+                shown += f"  left {tqdm.format_interval(int(seconds_left))}"
+            print(f"step {step:>6}/{self._num_steps}   {shown}", flush=True)
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""

@@ -3,96 +3,29 @@
 Run facts live here; facts about the model live in `TercetConfig`, whose fields the `model` section takes as they are.
 """
 
-import dataclasses
-import difflib
-import functools
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from tercet.modeling import TercetConfig
 from tercet.tokenizer.pretokenization import Words
 from tercet.training.batch_sizes import BatchSizes
+from tercet.training.built_in_recipes import recipe_names, recipe_text
+from tercet.training.data_section import DataSection, with_stream_defaults
 from tercet.training.errors import UserError, as_user_error
 from tercet.training.from_checkpoint import FROM_CHECKPOINT, STARTING_FIELDS, complete_fields
 from tercet.training.hub_section import HubSection
+from tercet.training.recipe_keys import config_fields
+from tercet.training.recipe_mistakes import explain, model_mistakes
 from tercet.training.section import Section
-from tercet.training.sources import Source
 
 
 class RecipeError(UserError):
     """A recipe that cannot be run."""
-
-
-class DataSection(Section):
-    """What text to train on and what to hold out."""
-
-    path: str | None = Field(None, description="file, folder, glob, Hub dataset, or python-docs (needs no network)")
-    sources: tuple[Source, ...] = Field((), description="several of them, each with its own settings")
-    split_by: Literal["document", "tail"] = Field(
-        "document", description="hold out whole documents by hash, or the last part of every document"
-    )
-    validation_fraction: float = Field(0.05, gt=0, lt=1)
-    drop_duplicates: Literal[True, False, "normalized"] = Field(
-        True, description="keep one of equal documents; normalized: also of those equal but for white space"
-    )
-    min_chars: int | None = Field(None, ge=0, description="leave out shorter documents; a source may have its own")
-    max_chars: int | None = Field(None, ge=1, description="leave out longer documents; a source may have its own")
-    on_bad_row: Literal["error", "skip"] = Field(
-        "error", description="a row that cannot be used ends the reading, or is left out, counted and reported"
-    )
-
-    @model_validator(mode="after")
-    def _one_way_to_name_the_data(self) -> Self:
-        if (self.path is None) == (not self.sources):
-            raise ValueError("give either data.path or data.sources")
-        return self
-
-    @model_validator(mode="after")
-    def _weights_on_all_or_none(self) -> Self:
-        without = [source.label for source in self.sources if source.weight is None]
-        if without and len(without) < len(self.sources):
-            raise ValueError(
-                f"data.sources has weights, but none for {', '.join(without)}; give all of them one, or none"
-            )
-        labels = [source.label for source in self.sources]
-        if not without and (twice := next((label for label in labels if labels.count(label) > 1), None)):
-            raise ValueError(f"data.sources names {twice} twice, with a weight each; give it one weight")
-        return self
-
-    @model_validator(mode="after")
-    def _lengths_agree(self) -> Self:
-        for source in self.all_sources():
-            least, most = source.min_chars, source.max_chars
-            if least is not None and most is not None and least > most:
-                raise ValueError(f"data.min_chars ({least}) is more than max_chars ({most}) for {source.label}")
-        return self
-
-    @model_validator(mode="after")
-    def _conversations_stay_whole(self) -> Self:
-        if self.split_by == "tail" and any(source.messages_column for source in self.sources):
-            raise ValueError("data.split_by: tail cuts conversations (messages_column) in two; use split_by: document")
-        return self
-
-    def all_sources(self) -> tuple[Source, ...]:
-        """The sources, however they were written, each with the settings that this section gives to all."""
-        sources = (Source(path=self.path),) if self.path is not None else self.sources
-        shared = {"min_chars": self.min_chars, "max_chars": self.max_chars, "on_bad_row": self.on_bad_row}
-        return tuple(
-            source.model_copy(update={name: value for name, value in shared.items() if getattr(source, name) is None})
-            for source in sources
-        )
-
-    def weights(self) -> dict[str, float] | None:
-        """Each source's part of the tokens under its label, adding up to 1; None where every document counts alike."""
-        weights = {source.label: source.weight for source in self.sources if source.weight is not None}
-        total = sum(weights.values())
-        return {label: weight / total for label, weight in weights.items()} or None
 
 
 class TokenizerSection(Section):
@@ -118,9 +51,11 @@ class OptimizerSection(Section):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), description="AdamW's; its epsilon is 1e-10"
     )
-    clip_norm: float = Field(1.0, gt=0)
-    schedule: Literal["cosine", "warmup_stable_decay", "constant"] = "warmup_stable_decay"
-    warmup_steps: int = Field(20, ge=0)
+    clip_norm: float = Field(1.0, gt=0, description="longest gradient; a longer one is scaled down to it")
+    schedule: Literal["cosine", "warmup_stable_decay", "constant"] = Field(
+        "warmup_stable_decay", description="how the learning rates change after the warm-up"
+    )
+    warmup_steps: int = Field(20, ge=0, description="steps over which the learning rates rise from 0")
     decay_fraction: float = Field(0.6, ge=0, le=1, description="share of the run that warmup_stable_decay decays over")
     decay_steps: int | None = Field(None, ge=1, description="the same in steps, instead of decay_fraction")
     final_fraction: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of its peak")
@@ -131,8 +66,8 @@ class OptimizerSection(Section):
 class BatchSizeStage(Section):
     """A stage of the batch-size warm-up: the global batch size of the steps before one."""
 
-    until_step: int = Field(ge=1)
-    global_batch_size: int = Field(ge=1)
+    until_step: int = Field(ge=1, description="the stage ends with this step")
+    global_batch_size: int = Field(ge=1, description="rows in a global batch until then")
 
 
 class TrainingSection(Section):
@@ -147,10 +82,14 @@ class TrainingSection(Section):
         None, description="checkpoint of another run of the same model and data, whose steps count as this run's"
     )
     packing: Literal["best_fit", "concatenate"] = Field(
-        "best_fit", description="whole documents where they fit, or one document behind the other cut every T tokens"
+        "best_fit",
+        description="whole documents where they fit, or one document behind the other cut every T tokens; concatenate "
+        "for a stream",
     )
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where it is, else the CPU")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="auto: bfloat16 on a GPU that computes in it, else float32; weights stay float32"
+    )
     sharding: Literal["none", "full"] = Field(
         "none", description="none: every process holds all weights (DDP); full: a part of each (FSDP2)"
     )
@@ -159,10 +98,10 @@ class TrainingSection(Section):
     )
     compile: bool = Field(False, description="torch.compile the model; needs a C++ compiler")
     num_threads: int | None = Field(None, ge=1, description="CPU threads; None leaves torch's choice")
-    log_every: int = Field(10, ge=1)
-    evaluate_every: int = Field(100, ge=1)
-    save_every: int = Field(200, ge=1)
-    sample_every: int | None = Field(None, ge=1, description="show text generated from samples.prompts")
+    log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
+    evaluate_every: int = Field(100, ge=1, description="steps between two evaluations on what is held out")
+    save_every: int = Field(200, ge=1, description="steps between two checkpoints")
+    sample_every: int | None = Field(None, ge=1, description="steps between two samples of samples.prompts")
     keep_last: int = Field(2, ge=1, description="checkpoints to keep for resuming")
     keep_every: int | None = Field(None, ge=1, description="keep those of steps that it divides, too")
     keep_best: bool = Field(False, description="save at every best evaluation so far, and keep the best one, too")
@@ -173,7 +112,7 @@ class TrainingSection(Section):
     spike_factor: float = Field(
         6.0, gt=1, description="report a loss so many robust standard deviations above the median of 100 logged ones"
     )
-    trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+    trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = Field((), description="also log there")
 
     def batch_sizes(self) -> BatchSizes:
         """Rows of the global batch at every step."""
@@ -184,25 +123,25 @@ class TrainingSection(Section):
 class SamplesSection(Section):
     """Text to generate at the end."""
 
-    prompts: tuple[str, ...] = ()
-    max_new_tokens: int = Field(100, ge=1)
-    temperature: float = Field(0.7, gt=0)
-    top_p: float = Field(0.95, gt=0, le=1)
+    prompts: tuple[str, ...] = Field((), description="beginnings to go on from; an empty one is a document's start")
+    max_new_tokens: int = Field(100, ge=1, description="tokens to generate from each")
+    temperature: float = Field(0.7, gt=0, description="divides the logits: below 1 more likely tokens, above 1 rarer")
+    top_p: float = Field(0.95, gt=0, le=1, description="draw among the likeliest tokens that have this probability")
 
 
 class CardSection(Section):
     """What the card says and measurement cannot know."""
 
-    license: str | None = None
-    language: tuple[str, ...] = ()
-    name: str | None = None
+    license: str | None = Field(None, description="of the weights, as the Hub spells it, such as apache-2.0")
+    language: tuple[str, ...] = Field((), description="of the text, as ISO codes, such as [en]")
+    name: str | None = Field(None, description="the model's name; else that of its folder or repository")
 
 
 class Recipe(Section):
     """Everything that a run depends on."""
 
-    output_dir: str
-    seed: int = 0
+    output_dir: str = Field(description="folder of the run; --output instead of it")
+    seed: int = Field(0, description="decides weights, order of the data, dropout and samples")
     data: DataSection
     tokenizer: TokenizerSection = Field(default_factory=lambda: TokenizerSection.model_validate({}))
     model: dict[str, Any] = Field(default_factory=dict, description="fields of TercetConfig; preset or from_checkpoint")
@@ -211,6 +150,20 @@ class Recipe(Section):
     samples: SamplesSection = Field(default_factory=lambda: SamplesSection.model_validate({}))
     card: CardSection = Field(default_factory=lambda: CardSection.model_validate({}))
     hub: HubSection | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stream_decides(cls, fields: Any) -> Any:
+        return with_stream_defaults(fields)
+
+    @model_validator(mode="after")
+    def _stream_is_not_packed(self) -> Self:
+        if self.data.stream and self.training.packing != "concatenate":
+            raise ValueError(
+                f"training.packing: {self.training.packing} looks at all documents before the first row, which a "
+                "stream (data.stream) cannot: leave it out, or set it to concatenate"
+            )
+        return self
 
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
@@ -275,7 +228,7 @@ def load_recipe(path_or_name: str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         fields = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise RecipeError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
+        raise RecipeError(f"{where} is not YAML{_where_in_yaml(error)}; a recipe is a YAML file") from error
     if not isinstance(fields, dict):
         raise RecipeError(f"{where} holds no recipe: expected keys such as data, model, training")
     for override in overrides:
@@ -290,11 +243,11 @@ def recipe_from_fields(fields: Mapping[str, Any], where: str = "recipe") -> Reci
         RecipeError: One line that names every wrong key or value and the nearest known key.
     """
     _check_model_fields(fields.get("model") or {}, where)
-    fields = complete_fields(fields, _config_fields(), where)
+    fields = complete_fields(fields, frozenset(field.name for field in config_fields()), where)
     try:
         recipe = Recipe.model_validate(fields)
     except ValidationError as error:
-        raise RecipeError(f"{where}: " + "; ".join(_explain(item) for item in error.errors())) from error
+        raise RecipeError(f"{where}: {'; '.join(explain(error.errors(), Recipe))}") from error
     recipe.model_config_for(vocab_size=recipe.tokenizer.vocab_size, special_token_ids={})
     return recipe
 
@@ -311,13 +264,18 @@ def _read_recipe_text(path_or_name: str) -> tuple[str, str]:
             return path.read_text(encoding="utf-8"), path_or_name
         except UnicodeDecodeError as error:
             raise RecipeError(f"{path_or_name} is not UTF-8 text; a recipe is a YAML file") from error
-    built_in = resources.files("tercet.recipes")
+    names = recipe_names()
     # `recipes/demo.yaml`, `demo.yaml` and `demo` all name the packaged recipe where no such file lies at hand.
-    candidate = built_in / f"{path.stem}.yaml"
-    if candidate.is_file() and str(path.parent) in (".", "recipes") and path.suffix in ("", ".yaml"):
-        return candidate.read_text(encoding="utf-8"), f"recipe {path.stem}"
-    names = sorted(item.name.removesuffix(".yaml") for item in built_in.iterdir() if item.name.endswith(".yaml"))
+    if path.stem in names and str(path.parent) in (".", "recipes") and path.suffix in ("", ".yaml"):
+        return recipe_text(path.stem), f"recipe {path.stem}"
     raise RecipeError(f"no recipe at {path_or_name}; recipes that come with Tercet: {', '.join(names)}")
+
+
+def _where_in_yaml(error: yaml.YAMLError) -> str:
+    """Line and reason: YAML's own message quotes the text and counts from 0."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1}"
+    return "" if not place else f"{place}: {problem or 'cannot be read'})"
 
 
 def _apply_override(fields: dict[str, Any], override: str) -> None:
@@ -339,48 +297,5 @@ def _apply_override(fields: dict[str, Any], override: str) -> None:
 def _check_model_fields(fields: Any, where: str) -> None:
     if not isinstance(fields, Mapping):
         raise RecipeError(f"{where}: model is {fields!r}: expected fields of TercetConfig")
-    known = sorted({*_config_fields(), "preset", *STARTING_FIELDS})
-    for name in fields:
-        if name not in known:
-            raise RecipeError(f"{where}: unknown key model.{name}{_nearest(name, known)}")
-    if fields.get("preset", "modern") not in ("modern", "classic"):
-        raise RecipeError(f"{where}: model.preset is {fields['preset']!r}: choose modern or classic")
-
-
-@functools.cache
-def _config_fields() -> frozenset[str]:
-    from transformers import PretrainedConfig
-
-    return frozenset(field.name for field in dataclasses.fields(TercetConfig)) - frozenset(
-        field.name for field in dataclasses.fields(PretrainedConfig)
-    )
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {matches[0]}?" if matches else f"; known: {', '.join(known)}"
-
-
-def _explain(item: Any) -> str:
-    """One pydantic error in words."""
-    location = [str(part) for part in item["loc"]]
-    if item["type"] == "extra_forbidden":
-        return f"unknown key {'.'.join(location)}{_nearest(location[-1], _known_keys(location[:-1]))}"
-    if item["type"] == "missing":
-        return f"{'.'.join(location)} is missing"
-    message = item["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    if not location:
-        return message
-    value = "" if isinstance(item["input"], (dict, BaseModel)) else f" is {item['input']!r}"
-    return f"{'.'.join(location)}{value}: {message}"
-
-
-def _known_keys(location: Sequence[str]) -> list[str]:
-    section: Any = Recipe
-    for part in location:
-        if not part.isdigit():
-            annotation = section.model_fields[part].annotation
-            # A tuple of sections: its entries' class.
-            section = next((a for a in getattr(annotation, "__args__", ()) if hasattr(a, "model_fields")), annotation)
-    return sorted(section.model_fields)
+    if mistakes := model_mistakes(fields, Recipe):
+        raise RecipeError(f"{where}: {'; '.join(mistakes)}")

@@ -15,6 +15,7 @@ from tercet.training.mixture import epochs_by_source, tokens_by_source
 from tercet.training.recipe import Recipe
 from tercet.training.run_state import RunState
 from tercet.training.sources import Source
+from tercet.training.stream_documents import SourceCounts, read_by_all
 from tercet.training.token_set import PreparedData, SourceReport, TokenSet
 
 
@@ -39,19 +40,12 @@ def make_results(
         samples: Text that the model wrote.
         averages: Whether the weights are the averaged ones, where the run keeps such.
     """
-    card = recipe.card
-    sources = {source.label: source for source in recipe.data.all_sources()}
     return results.RunResults(
         tercet_version=tercet.__version__,
         date=datetime.now(UTC).replace(microsecond=0),
         versions=versions(),
         hardware=describe_hardware(accelerator.device, accelerator.num_processes),
-        data=results.Data(
-            sources=[_source(sources[name], report) for name, report in data.report.by_source.items()],
-            language=list(card.language),
-            train=_split(data.train),
-            validation=_split(data.validation),
-        ),
+        data=_data(recipe, data, outcome),
         tokenizer=results.TokenizerFacts(
             vocab_size=len(tokenizer),
             # Ends of documents are tokens, too, but stand for no byte.
@@ -66,6 +60,29 @@ def make_results(
     )  # fmt: skip
 
 
+def _data(recipe: Recipe, data: PreparedData, outcome: LoopOutcome) -> results.Data:
+    sources = {source.label: source for source in recipe.data.all_sources()}
+    read = None if outcome.positions is None else read_by_all(outcome.positions)
+    counts = data.report.by_source if read is None else read.counts
+    train = _split(data.train)
+    if read is not None:
+        total = sum(read.counts.values(), SourceCounts())
+        train = results.Split(documents=total.documents, tokens=total.tokens, bytes=total.bytes)
+    return results.Data(
+        sources=[_source(sources[name], of_source) for name, of_source in counts.items()],
+        language=list(recipe.card.language),
+        train=train,
+        validation=_split(data.validation),
+        stream=None
+        if read is None
+        else results.Stream(
+            whole_epochs=read.whole_epochs,
+            held_out=sum(of_source.held_out for of_source in read.counts.values()),
+            left_out=read.skips.count(),
+        ),
+    )
+
+
 def _training(
     recipe: Recipe, data: PreparedData, accelerator: Accelerator, outcome: LoopOutcome, averages: bool
 ) -> results.Training:
@@ -77,7 +94,7 @@ def _training(
     return results.Training(
         num_steps=state.step,
         tokens_seen=state.tokens_seen,
-        epochs=_epochs(recipe, data.train, state),
+        epochs=None if recipe.data.stream else _epochs(recipe, data.train, state),
         duration_s=state.duration_s,
         tokens_per_second=outcome.tokens_per_second,
         mfu=outcome.mfu,
@@ -99,7 +116,7 @@ def _epochs(recipe: Recipe, train: TokenSet, state: RunState) -> float:
     return max(epochs_by_source(tokens_by_source(train), weights, tokens_read).values())
 
 
-def _source(source: Source, report: SourceReport) -> results.Source:
+def _source(source: Source, report: SourceReport | SourceCounts) -> results.Source:
     return results.Source(
         name=source.label,
         documents=report.documents,

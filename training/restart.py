@@ -10,12 +10,13 @@ from accelerate import Accelerator
 from transformers import AutoConfig, PreTrainedModel
 
 from tercet.training.agreement import Agreement
-from tercet.training.checkpoints import check_whole, load_checkpoint, newest_whole, read_state
+from tercet.training.checkpoints import check_whole, load_checkpoint, newest_whole, read_position, read_state
 from tercet.training.ema import WeightAverage
 from tercet.training.errors import UserError
 from tercet.training.recipe import Recipe
 from tercet.training.run_folder import RECIPE_NAME, differences
 from tercet.training.run_state import RunState
+from tercet.training.step_batches import StepBatches
 from tercet.training.token_set import PreparedData
 
 # Of a config: who wrote it, and what decides no value.
@@ -32,15 +33,20 @@ def starting_point(
     average: WeightAverage | None,
     accelerator: Accelerator,
     agreement: Agreement,
+    batches: StepBatches,
     say: Callable[[str], None],
 ) -> tuple[RunState, Path | None]:
     """Load what the run goes on from; all processes call this.
+
+    Args:
+        batches: Go on where the checkpoint has them, if they have a state.
 
     Returns:
         Where the run stands, and its own checkpoint that it goes on from, None if it has none.
 
     Raises:
-        UserError: No checkpoint is whole, or the one to go on from is of other data or another model.
+        UserError: No checkpoint is whole, or the one to go on from is of other data, another model, or a stream that
+            another number of processes read.
     """
     branch = recipe.training.branch_from
     own = _from_main(agreement, accelerator, lambda: str(newest_whole(output_dir, say) or ""))
@@ -52,9 +58,17 @@ def starting_point(
         _from_main(agreement, accelerator, lambda: _check_branch(folder, model))
     state = read_state(folder)
     _check_data(state, data, folder)
+    is_stream = batches.state_dict() is not None
+    if is_stream and state.num_processes != accelerator.num_processes:
+        raise UserError(
+            f"{folder} was saved by {state.num_processes} process(es), and this run has {accelerator.num_processes}: a "
+            f"stream goes on only with as many. Start {state.num_processes}, or prepare the data (data.stream: false)"
+        )
     if not own:
         state = _branched(state, recipe, folder, say)
     load_checkpoint(folder, model=model, optimizers=optimizers, accelerator=accelerator, average=average)
+    if is_stream:
+        batches.load_state_dict(read_position(folder, accelerator.process_index))
     state = replace(state, num_processes=accelerator.num_processes)
     return state, folder if own else None
 

@@ -66,13 +66,29 @@ class Split(_Record):
     bytes: Count
 
 
+class Stream(_Record):
+    """A text that was read while training and not prepared.
+
+    `whole_epochs` is how often each source was read to its end, by the process that is furthest; `held_out` counts the
+    documents on the way that validate and `left_out` the rows that gave no document.
+    """
+
+    whole_epochs: dict[str, Count]
+    held_out: Count
+    left_out: Count
+
+
 class Data(_Record):
-    """The text. `language` holds ISO 639 codes, "code" or "multilingual"; empty when nobody declared any."""
+    """The text. `language` holds ISO 639 codes, "code" or "multilingual"; empty when nobody declared any.
+
+    Of a stream, `sources` and `train` count what was trained on, in every epoch anew.
+    """
 
     sources: list[Source] = Field(min_length=1)
     language: list[str]
     train: Split
     validation: Split
+    stream: Stream | None = None
 
 
 class TokenizerFacts(_Record):
@@ -92,12 +108,13 @@ class ModelFacts(_Record):
 class Training(_Record):
     """How the weights came about. `mfu` is a fraction; None where the peak of the device is not known.
 
-    `epochs` is how often the text was read; of sources with weights it is that of the one read most often.
+    `epochs` is how often the text was read; of sources with weights it is that of the one read most often; None for a
+    stream, whose length nobody knows.
     """
 
     num_steps: Count
     tokens_seen: Count
-    epochs: Measure
+    epochs: Measure | None
     duration_s: Measure
     tokens_per_second: Measure
     mfu: Measure | None = None
@@ -221,9 +238,7 @@ class RunResults(_Record):
         try:
             return cls.model_validate_json(Path(path).read_bytes())
         except FileNotFoundError:
-            raise UserError(
-                f"{path} is missing: nothing has been measured here; run `tercet train` or `tercet eval` first"
-            ) from None
+            raise UserError(f"{path} is missing: no run of Tercet ended here; `tercet train` writes it") from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"]) or "the file"

@@ -7,7 +7,7 @@ folder that Tercet did not write are never removed.
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,24 @@ _FREE_TRAINING_FIELDS = (
     "log_every", "evaluate_every", "sample_every", "save_every", "keep_last", "keep_every", "keep_best",
     "max_hours", "max_bad_steps", "spike_factor", "trackers",
 )  # fmt: skip
+
+
+class AnotherRecipeError(UserError):
+    """The folder holds a run of another recipe.
+
+    Attributes:
+        branch_from: Its last checkpoint, where a run of this recipe can go on from that in a folder of its own: it has
+            the same model and data. Otherwise None.
+    """
+
+    def __init__(self, output_dir: Path, different: Sequence[str]) -> None:
+        super().__init__(
+            f"{output_dir} holds a run of another recipe (different: {', '.join(different)}): "
+            "choose another output folder, or --restart to remove that run and begin anew"
+        )
+        checkpoints = list_checkpoints(output_dir)
+        can_branch = all(name == "training.num_steps" or name.startswith("optimizer.") for name in different)
+        self.branch_from = checkpoints[-1] if checkpoints and can_branch else None
 
 
 @contextmanager
@@ -125,10 +143,7 @@ def _take_up(recipe: Recipe, output_dir: Path) -> None:
                 (output_dir / name).unlink(missing_ok=True)
         return
     if different:
-        raise UserError(
-            f"{output_dir} holds a run of another recipe (different: {', '.join(different)}): "
-            "choose another output folder, or --restart to remove that run and begin anew"
-        )
+        raise AnotherRecipeError(output_dir, different)
 
 
 def differences(earlier: Any, recipe: Recipe) -> list[str]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tercet.training.results import Evaluation
 
@@ -49,6 +50,7 @@ class LoopOutcome:
         evaluation: Of the last step, None if the run did not get there or there is nothing to evaluate on.
         tokens_per_second: Over all training time of the run, evaluations and checkpoints left out.
         mfu: FLOPs of the model per second over the device's measured rate for matrix products.
+        positions: Of each process in its stream, see `StreamSteps.state_dict`; None where the data was prepared.
         stalled_s: Seconds of this call in which training stood still for checkpoints.
     """
 
@@ -59,4 +61,5 @@ class LoopOutcome:
     evaluation: Evaluation | None
     tokens_per_second: float
     mfu: float
+    positions: list[dict[str, Any]] | None = None
     stalled_s: float = 0.0

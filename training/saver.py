@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
@@ -84,10 +84,18 @@ class Saver:
         """Whether a checkpoint could not be written; known to the main process alone."""
         return self._writer.error is not None
 
-    def save(self, state: RunState, *, is_final: bool, measure: Measure | None = None) -> None:
+    def save(
+        self,
+        state: RunState,
+        positions: list[dict[str, Any]] | None = None,
+        *,
+        is_final: bool,
+        measure: Measure | None = None,
+    ) -> None:
         """Copy the state, and let it be written; `is_final` waits until it is on the disk.
 
         Args:
+            positions: Of each process in its stream; None where the data was prepared.
             measure: Says what was measured up to this state; called in another thread.
 
         Raises:
@@ -97,7 +105,7 @@ class Saver:
         self._writer.finish()
         self.check()
         copying = time.perf_counter()
-        snapshot = self._taker.take(state)
+        snapshot = self._taker.take(state, positions)
         self._longest_copy_s = max(self._longest_copy_s, time.perf_counter() - copying)
         if snapshot is not None:
             self._writer.start(snapshot, measure)

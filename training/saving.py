@@ -21,6 +21,7 @@ from tercet.training.checkpoints import (
     checkpoint_path,
     list_checkpoints,
     optimizer_name,
+    position_name,
     random_state_name,
     step_of,
 )
@@ -157,6 +158,8 @@ def _write_state(folder: Path, snapshot: Snapshot) -> None:
         save_file(tensors, folder / optimizer_name(index))
     for rank, tensors in enumerate(snapshot.random_states):
         save_file(tensors, folder / random_state_name(rank))
+    for rank, position in enumerate(snapshot.positions or ()):
+        (folder / position_name(rank)).write_text(json.dumps(position) + "\n", encoding="utf-8")
     if snapshot.averages is not None:
         save_file(snapshot.averages, folder / AVERAGES_NAME)
     (folder / RUN_NAME).write_text(json.dumps(asdict(snapshot.state), indent=2) + "\n", encoding="utf-8")

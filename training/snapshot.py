@@ -5,7 +5,7 @@ Every tensor is whole, whatever part of it each process holds, and lies in the m
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -26,6 +26,7 @@ class Snapshot:
         optimizers: State of each, under `name::key` of the parameter's name and the state's.
         random_states: Of each process, by device type.
         averages: Of the weights by parameter name, None if the run keeps none.
+        positions: Of each process in its stream, for JSON; None where the data was prepared.
     """
 
     state: RunState
@@ -33,6 +34,7 @@ class Snapshot:
     optimizers: list[dict[str, torch.Tensor]]
     random_states: list[dict[str, torch.Tensor]]
     averages: dict[str, torch.Tensor] | None
+    positions: list[dict[str, Any]] | None = None
 
 
 class SnapshotTaker:
@@ -56,7 +58,7 @@ class SnapshotTaker:
         # New memory for every snapshot would cost more time than the copying; on a GPU it is pinned, for speed.
         self._memory: dict[tuple[str, str], torch.Tensor] = {}
 
-    def take(self, state: RunState) -> Snapshot | None:
+    def take(self, state: RunState, positions: list[dict[str, Any]] | None = None) -> Snapshot | None:
         """Copy everything. All processes call this; the main one gets the snapshot, the others None."""
         random_states = self._random_states()
         weights = self._weights()
@@ -68,7 +70,7 @@ class SnapshotTaker:
             torch.cuda.synchronize()
         if not self._accelerator.is_main_process:
             return None
-        return Snapshot(state, weights, optimizers, random_states, averages)
+        return Snapshot(state, weights, optimizers, random_states, averages, positions)
 
     def _weights(self) -> dict[str, torch.Tensor]:
         copies: dict[int, torch.Tensor] = {}

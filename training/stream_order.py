@@ -13,16 +13,27 @@ shards pass into the next epoch at different times; rows that change at their or
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tercet.training.documents import DataError
 from tercet.training.errors import UserError
 from tercet.training.order import permuted
 
-if TYPE_CHECKING:
-    from datasets import IterableDataset
+Row = Any
+"""What a shard holds: of a streaming dataset a dict of its columns."""
 
-Row = dict[str, Any]
+
+class Shards(Protocol):
+    """What is read: a streaming dataset of `datasets`, or anything else with shards whose rows come in one order."""
+
+    @property
+    def num_shards(self) -> int:
+        """How many there are."""
+        ...
+
+    def shard(self, num_shards: int, index: int) -> Any:
+        """One of them: its rows, and `skip(n)`, those behind n."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,12 @@ def text_bytes(row: Row) -> int:
     return len(str(row.get("text", "")).encode("utf-8", "surrogatepass"))
 
 
+def shard_order(seed: int, epoch: int, name: str, num_shards: int) -> list[int]:
+    """The shards of a source in the order in which an epoch has them, before they are divided among the ranks."""
+    key = f"tercet stream {seed} {epoch} of {name}".encode("utf-8", "surrogateescape")
+    return [permuted(index, num_shards, key) for index in range(num_shards)]
+
+
 class StreamOrder:
     """One rank's rows of streaming datasets, without end; iterating goes on from where the state says.
 
@@ -65,7 +82,7 @@ class StreamOrder:
 
     def __init__(
         self,
-        sources: Mapping[str, "IterableDataset"],
+        sources: Mapping[str, Shards],
         *,
         seed: int,
         rank: int,
@@ -106,9 +123,18 @@ class StreamOrder:
             self._positions[name] = position
             yield StreamedRow(name, position.epoch, row)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` of this rank goes on from: plain numbers, for JSON. Every rank keeps its own."""
-        return {**self._identity(), "positions": {name: asdict(place) for name, place in self._positions.items()}}
+    def positions(self) -> dict[str, Position]:
+        """How far each source has been read."""
+        return dict(self._positions)
+
+    def state_dict(self, positions: Mapping[str, Position] | None = None) -> dict[str, Any]:
+        """What `load_state_dict` of this rank goes on from: plain numbers, for JSON. Every rank keeps its own.
+
+        Args:
+            positions: Of an earlier moment; None is now.
+        """
+        places = self._positions if positions is None else positions
+        return {**self._identity(), "positions": {name: asdict(place) for name, place in places.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on behind the last row that was read before `state_dict`; for iterators made from now on.
@@ -160,9 +186,7 @@ class StreamOrder:
 
     def _shards(self, name: str, epoch: int) -> list[int]:
         """The shards that this rank reads in an epoch, in their order; permuted among all ranks alike."""
-        num_shards = self.sources[name].num_shards
-        key = f"tercet stream {self.seed} {epoch} of {name}".encode("utf-8", "surrogateescape")
-        order = [permuted(index, num_shards, key) for index in range(num_shards)]
+        order = shard_order(self.seed, epoch, name, self.sources[name].num_shards)
         return order[self.rank :: self.world_size] if self._by_shards(name) else order
 
     def _shard_rows(self, name: str, shard: int, offset: int) -> Iterator[tuple[Row, bool]]:

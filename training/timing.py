@@ -15,7 +15,11 @@ from tercet.training.memory import make_step_model
 from tercet.training.optimizers import optimizers_of_recipe
 from tercet.training.recipe import Recipe
 
-_NUM_TIMED = 3
+_LEAST_TIMED, _MOST_TIMED, _TIMED_S = 3, 20, 3.0
+"""Steps after the one that warms up: so many at least and at most, and between these as many as fit in the seconds."""
+_EVEN = 1.25
+_STEADY = 1.5
+"""Above these ratios, of the median step to the fastest and of two measured matrix rates, an estimate is rough."""
 _MAX_MICRO_BATCH_S = 5.0
 """Of a micro-batch that is timed; one that would take longer is timed with fewer rows."""
 _USUAL_MFU = 0.5
@@ -26,14 +30,34 @@ class StepTiming:
     """What a step of the global batch takes on this machine's device.
 
     Attributes:
-        step_s: Seconds, by medians; the accumulated micro-batches of one process and one update.
+        step_s: Seconds, by the fastest: what else runs on the machine only ever makes a step slower. The accumulated
+            micro-batches of one process and one update.
+        median_s: The same by medians.
         rows: Rows of the micro-batch that was timed; fewer than the recipe's where those would take too long.
-        matmul_flops: FLOP/s of matrix products here, measured.
+        num_timed: Micro-batches and updates timed.
+        matmul_rates: FLOP/s of matrix products here, measured before and after.
     """
 
     step_s: float
+    median_s: float
     rows: int
-    matmul_flops: float
+    num_timed: int
+    matmul_rates: tuple[float, float]
+
+    @property
+    def matmul_flops(self) -> float:
+        """FLOP/s of matrix products, the better of the two."""
+        return max(self.matmul_rates)
+
+    def unevenness(self) -> str:
+        """Why the estimate is rough; empty where it is not."""
+        slow, fast = min(self.matmul_rates), max(self.matmul_rates)
+        found = []
+        if self.median_s > _EVEN * self.step_s:
+            found.append(f"the median step took {self.median_s / self.step_s:.1f} times as long as the fastest")
+        if fast > _STEADY * slow:
+            found.append(f"matrix products ran at {slow / 1e9:,.0f} and at {fast / 1e9:,.0f} GFLOP/s")
+        return " and ".join(found)
 
 
 def time_step(
@@ -56,14 +80,15 @@ def time_step(
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         passes, updates = _time(recipe, config, device, rows, bfloat16=bfloat16)
-    step_s = passes / rows * training.global_batch_size / num_processes + updates
-    return StepTiming(step_s, rows, rate)
+    num_micro_batches = training.global_batch_size / num_processes / rows
+    fastest, median = (middle(passes) * num_micro_batches + middle(updates) for middle in (min, statistics.median))
+    return StepTiming(fastest, median, rows, len(passes), (rate, measure_matmul_flops(device)))
 
 
 def _time(
     recipe: Recipe, config: TercetConfig, device: torch.device, rows: int, *, bfloat16: bool
-) -> tuple[float, float]:
-    """Median seconds of forward and backward of a micro-batch, and of an update."""
+) -> tuple[list[float], list[float]]:
+    """Seconds of forward and backward of micro-batches, and of the updates after them."""
     training = recipe.training
     model = make_step_model(recipe, config)
     cast(Any, model).to(device)
@@ -74,7 +99,7 @@ def _time(
     positions = torch.arange(training.sequence_length, device=device) % max(training.sequence_length // 2, 1)
     batch = {"input_ids": ids, "shift_labels": ids, "position_ids": positions.expand_as(ids)}
     passes, updates = [], []
-    for _ in range(1 + _NUM_TIMED):
+    while len(passes) <= _LEAST_TIMED or (len(passes) <= _MOST_TIMED and sum(passes[1:] + updates[1:]) < _TIMED_S):
         started = _now(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
             loss = compiled(**batch, num_items_in_batch=ids.numel(), skip_logits=True, use_cache=False).loss
@@ -86,7 +111,7 @@ def _time(
             optimizer.zero_grad(set_to_none=True)
         passes.append(passed - started)
         updates.append(_now(device) - passed)
-    return statistics.median(passes[1:]), statistics.median(updates[1:])
+    return passes[1:], updates[1:]  # the first one warms up
 
 
 def _now(device: torch.device) -> float:

@@ -9,12 +9,12 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from tercet.training.batches import PackedBatches
 from tercet.training.step import StepResult
-from tercet.training.token_set import TokenSet
+from tercet.training.step_batches import Piece, StepBatches
 
 _INPUTS = ("input_ids", "shift_labels", "position_ids")
 _MAX_NAMED = 3
@@ -99,7 +99,7 @@ class SpikeWatch:
 
 @torch.no_grad()
 def describe_bad_step(
-    model: nn.Module, batches: PackedBatches, step: int, accelerator: Accelerator, tokenizer: PreTrainedTokenizerFast
+    model: nn.Module, batches: StepBatches, step: int, accelerator: Accelerator, tokenizer: PreTrainedTokenizerFast
 ) -> str:
     """Which documents of a step have a loss that is not finite, in words; all processes call this.
 
@@ -112,54 +112,40 @@ def describe_bad_step(
         step: Counted from 0.
     """
     # The rows of a sharded model are read in step, so each process looks at as many: all have as many rows.
-    pieces = [_pieces(batches, int(row), accelerator.device) for row in batches.rows(step).ravel()]
-    is_bad = [not _is_finite(model, {name: torch.cat([part[name] for _, part in row], 1) for name in _INPUTS},
-                             accelerator) for row in pieces]  # fmt: skip
-    suspects = [piece for row, bad in zip(pieces, is_bad, strict=True) if bad for piece in row]
+    rows = batches.pieces(step)
+    whole = [{name: torch.cat([piece.batch[name] for piece in row], 1) for name in _INPUTS} for row in rows]
+    is_bad = [not _is_finite(model, batch, accelerator) for batch in whole]
+    suspects = [piece for row, bad in zip(rows, is_bad, strict=True) if bad for piece in row]
     counts = torch.tensor([[sum(is_bad), len(is_bad), len(suspects)]], device=accelerator.device)
     num_bad, num_rows, _ = (counts := cast(torch.Tensor, accelerator.gather(counts))).sum(0).tolist()
-    token_set = cast(TokenSet, batches.dataset.token_set)
     if num_bad in (0, num_rows):
         which = "the loss of every row is not finite" if num_bad else "the loss of every row by itself is finite"
-        first = [document for row in pieces for document, _ in row][:_MAX_NAMED]
-        return f"{which}; the step began with {_name_documents(token_set, first, tokenizer)}"
-    found = torch.full((int(counts[:, 2].max()),), -1, device=accelerator.device)
-    for index in range(len(found)):
-        document, batch = suspects[index] if index < len(suspects) else pieces[0][0]
-        if not _is_finite(model, batch, accelerator):
-            found[index] = document
-    documents = [int(document) for document in cast(torch.Tensor, accelerator.gather(found)) if document >= 0]
-    return f"the loss is not finite in {_name_documents(token_set, documents, tokenizer)}"
-
-
-def _pieces(batches: PackedBatches, row: int, device: torch.device) -> list[tuple[int, dict[str, torch.Tensor]]]:
-    """The documents of a row, each with its part of the batch, (1, length)."""
-    batch = {name: batches.batch([row])[name].to(device) for name in _INPUTS}
-    packing = batches.dataset.packing
-    pieces = slice(packing.row_offsets[row], packing.row_offsets[row + 1])
-    lengths = packing.length[pieces].tolist()
-    parts = {name: tensor[:, : sum(lengths)].split(lengths, 1) for name, tensor in batch.items()}
-    return [
-        (int(document), {name: parts[name][index] for name in _INPUTS})
-        for index, document in enumerate(packing.document[pieces])
-    ]
+        first = [piece for row in rows for piece in row][:_MAX_NAMED]
+        return f"{which}; the step began with {_in_words([_name(piece, tokenizer) for piece in first])}"
+    found = []
+    for index in range(int(counts[:, 2].max())):
+        piece = suspects[index] if index < len(suspects) else rows[0][0]
+        if not _is_finite(model, piece.batch, accelerator):
+            found.append(_name(piece, tokenizer))
+    return f"the loss is not finite in {_in_words(gather_object(found))}"
 
 
 def _is_finite(model: nn.Module, batch: dict[str, torch.Tensor], accelerator: Accelerator) -> bool:
+    batch = {name: batch[name].to(accelerator.device) for name in _INPUTS}
     with accelerator.autocast():
         logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
     nats = F.cross_entropy(logits.flatten(0, 1).float(), batch["shift_labels"].flatten(), reduction="sum")
     return bool(torch.isfinite(nats))
 
 
-def _name_documents(token_set: TokenSet, documents: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> str:
-    """The first few, each with its source, its number among the training documents, and how it begins."""
-    distinct = list(dict.fromkeys(documents))
-    names = []
-    for document in distinct[:_MAX_NAMED]:
-        num_tokens = min(int(token_set.document_lengths[document]), _MAX_SHOWN_CHARS)
-        text = " ".join(str(tokenizer.decode(token_set.tokens(document, 0, num_tokens).tolist())).split())
-        source = token_set.sources[int(token_set.document_sources[document])]
-        names.append(f"document {document} of {source} ({text[:_MAX_SHOWN_CHARS]!r})")
+def _name(piece: Piece, tokenizer: PreTrainedTokenizerFast) -> str:
+    """Where the document is, and how it begins."""
+    text = " ".join(str(tokenizer.decode(piece.start_ids.tolist())).split())
+    return f"{piece.document} ({text[:_MAX_SHOWN_CHARS]!r})"
+
+
+def _in_words(names: Sequence[str]) -> str:
+    """The first few of them, each once."""
+    distinct = list(dict.fromkeys(names))
     more = f" and {len(distinct) - _MAX_NAMED} more" if len(distinct) > _MAX_NAMED else ""
-    return ", ".join(names) + more
+    return ", ".join(distinct[:_MAX_NAMED]) + more

@@ -146,7 +146,8 @@ def test_offline_reads_what_is_in_the_cache_and_no_more(hub: HubServer):
     source = {"path": "user/texts"}
     offline = {"HF_HUB_OFFLINE": "1"}
     (line,) = read(hub, source, environment=offline)
-    assert line.startswith("Hub dataset 'user/texts' is not in the cache, and HF_HUB_OFFLINE forbids to download it.")
+    assert line.startswith("user/texts is no file or folder here, and Hub dataset 'user/texts' is not in the cache")
+    assert "HF_HUB_OFFLINE forbids to download it" in line
     assert read(hub, source) == read(hub, source, environment=offline)
     assert [text for text, _ in read(hub, source, environment=offline)[0]] == ["a", "b", "c"]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tercet.tokenizer import train_tokenizer
-from tercet.training.data_info import describe_data, length_histogram, row_fill
+from tercet.training.data_info import describe_data, length_histogram, row_fill, stored_lengths
 from tercet.training.data_picture import plot_data
 from tercet.training.documents import DataError, Document
 from tercet.training.packing import concatenate, pack
@@ -93,10 +93,30 @@ def test_without_a_tokenizer_ids_are_shown(data_dir):
 
 def test_what_cannot_be_shown_is_one_line(data_dir, small_corpus):
     with pytest.raises(DataError, match="There is no row 100000: rows are numbered from 0 to"):
-        list(describe_data(data_dir, row=100_000))
+        next(describe_data(data_dir, row=100_000))  # before the first line
     other = train_tokenizer(small_corpus, 300)
     with pytest.raises(DataError, match=r"another tokenizer \(1,024 tokens\) than this one \(300 tokens\)"):
         list(describe_data(data_dir, tokenizer=other))
+
+
+def test_divided_documents_are_counted_once_and_said(small_corpus, small_tokenizer, tmp_path):
+    documents = [Document(text[:2000], "text") for text in small_corpus[:14]]
+    prepare(
+        documents, small_tokenizer, tmp_path / "data", validation_fraction=0.1, split_by="tail", drop_duplicates=False,
+        progress=False,
+    )  # fmt: skip
+    shown = list(describe_data(tmp_path / "data", sequence_length=64))
+    assert "14 documents are divided, and counted below as two: what trains and what validates" in shown
+    data = PreparedData.open(tmp_path / "data")
+    part = data.validation.num_tokens / (data.validation.num_tokens + data.train.num_tokens)
+    assert f"{part:.1%} of the tokens held out (asked for: 10.0%, by tail)" in shown[1]
+
+
+def test_documents_that_stand_whole_are_not_said_to_be_divided(data_dir):
+    shown = "\n".join(describe_data(data_dir))
+    assert "divided" not in shown
+    data = PreparedData.open(data_dir)
+    assert length_histogram(stored_lengths(data)).documents.sum() == data.report.documents
 
 
 def test_less_than_one_row_is_said(data_dir):

@@ -1,16 +1,13 @@
 """kill -9 at any moment, many times: the run ends with the bits of one that was never touched."""
 
-import contextlib
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from forked_runs import is_saving, newest_step
+from forked_runs import is_saving, kill_tree, newest_step
 from resumed_runs import assert_same_run, silently
 
 from tercet.training.pipeline import train
@@ -82,13 +79,3 @@ def test_two_processes_killed_many_times(two_processes, tmp_path, in_a_save):
     assert hits >= num_kills // 2 or not in_a_save
     run_to_its_end(start(folder))
     assert_same_run(folder, untouched)
-
-
-def kill_tree(pid):
-    """SIGKILL to a process and all that it has started, the children first found, so that none is missed."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    with contextlib.suppress(FileNotFoundError):
-        for child in children.read_text().split():
-            kill_tree(int(child))
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

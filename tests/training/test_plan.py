@@ -5,12 +5,15 @@ import json
 
 import pytest
 import torch
+from rich.console import Console
 
+from tercet.plan_commands import render_plan
 from tercet.training.accounting import flops_per_token
 from tercet.training.errors import UserError
 from tercet.training.pipeline import make_model, train
-from tercet.training.plan import corpus_of, make_plan
+from tercet.training.plan import Corpus, corpus_of, make_plan
 from tercet.training.plan_machine import Machine, this_machine
+from tercet.training.timing import StepTiming, time_step
 from tercet.training.token_set import PreparedData
 
 CPU = Machine("a CPU", torch.device("cpu"), 1 << 40, 1 << 40, bfloat16=False, on_cpu=True)
@@ -155,3 +158,53 @@ def test_steps_are_timed_here(make_recipe, tmp_path):
     assert 1e-4 < plan.duration.step_s < 10
     assert "timed" in plan.duration.how
     assert torch.equal(torch.get_rng_state(), state)
+    timing = time_step(recipe, recipe.model_config_for(300, {}), torch.device("cpu"))
+    assert timing.step_s <= timing.median_s
+    assert timing.num_timed >= 3
+
+
+def test_an_uneven_timing_is_called_rough(make_recipe, tmp_path):
+    even = StepTiming(0.1, 0.11, rows=4, num_timed=9, matmul_rates=(9e10, 8e10))
+    assert even.unevenness() == ""
+    assert even.matmul_flops == 9e10
+    slow = dataclasses.replace(even, median_s=0.3)
+    assert slow.unevenness() == "the median step took 3.0 times as long as the fastest"
+    jumped = dataclasses.replace(even, matmul_rates=(2e10, 9e10))
+    assert jumped.unevenness() == "matrix products ran at 20 and at 90 GFLOP/s"
+    recipe = make_recipe()
+    plan = plan_for(recipe, CPU, tmp_path, peak_flops=1e9)
+    assert "rough" not in shown(plan, recipe)
+    rough = dataclasses.replace(plan, duration=dataclasses.replace(plan.duration, unevenness=slow.unevenness()))
+    assert "The time is rough: the median step took 3.0 times as long as the fastest" in shown(rough, recipe)
+
+
+def test_epochs_are_written_as_one_reads_them(make_recipe, tmp_path):
+    recipe = make_recipe()
+    plan = plan_for(recipe, CPU, tmp_path)
+    tiny = dataclasses.replace(plan, num_tokens=7_498_068_212, corpus=Corpus(1000, "counted"))
+    text = " ".join(shown(tiny, recipe).split())
+    assert "epochs 7,498,068 " in text
+    assert "The text is read 7,498,068 times" in text
+
+
+def test_shorter_rows_are_the_remedy_where_not_one_fits(make_recipe, tmp_path):
+    fields = {"sequence_length": 512, "global_batch_size": 2, "per_device_batch_size": 1}
+    recipe = make_recipe(model=WIDE["model"], training={**fields, "gradient_checkpointing": True})
+    short = make_recipe(
+        model=WIDE["model"], training={**fields, "sequence_length": 128, "gradient_checkpointing": True}
+    )
+    memory = plan_for(short, CPU, tmp_path).memory_asked
+    assert memory < plan_for(recipe, CPU, tmp_path).memory_asked
+    (problem,) = plan_for(recipe, dataclasses.replace(CPU, memory_bytes=memory), tmp_path).problems
+    assert "what would fit: --set training.sequence_length=128 --set training.per_device_batch_size=1" in problem
+    # Of weights and the copy that a checkpoint is written from, which have to be there whatever the rows.
+    least = plan_for(recipe, CPU, tmp_path).memory
+    tight = dataclasses.replace(CPU, memory_bytes=least.resident + least.snapshot - 1)
+    assert "of these parameters" in plan_for(recipe, tight, tmp_path).problems[0]
+
+
+def shown(plan, recipe):
+    """The tables as a terminal would show them."""
+    with (console := Console(width=110)).capture() as capture:
+        console.print(render_plan(plan, recipe))
+    return " ".join(capture.get().split())

@@ -15,9 +15,13 @@ def test_lines_and_samples(make_recipe, tmp_path, untouched, capsys):
     said = capsys.readouterr().out
     assert len(re.findall(r"step +[48]   '(The)", said)) == 2
     logged = re.findall(
-        r"step +(\d)/8   loss \d\.\d{3}  tok/s [\d,]+  mfu \d+%  grad \d+\.\d\d  lr (\S+)  left \d\d:\d\d", said
+        r"step +(\d)/8   loss \d\.\d{3}  tok/s [\d,]+  mfu \d+%  grad \d+\.\d\d  lr (\S+)(  left \d\d:\d\d)?$",
+        said,
+        re.M,
     )
-    assert [int(step) for step, _ in logged] == list(range(1, 9))
+    assert [int(step) for step, *_ in logged] == list(range(1, 9))
+    # How long it takes is said when it is known.
+    assert [bool(left) for *_, left in logged] == [False] * 5 + [True] * 3
     assert float(logged[2][1]) == 5e-3
 
 

@@ -5,7 +5,9 @@ from importlib import resources
 import pytest
 import yaml
 
-from tercet.training.recipe import RecipeError, load_recipe, recipe_from_fields, recipe_to_yaml
+from tercet.training.recipe import Recipe, RecipeError, load_recipe, recipe_from_fields, recipe_to_yaml
+from tercet.training.recipe_keys import keys_of
+from tercet.training.recipe_mistakes import _ELSEWHERE
 
 BUILT_IN = sorted(
     item.name.removesuffix(".yaml")
@@ -32,19 +34,24 @@ def test_a_built_in_recipe_by_any_name(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("section", "values", "message"),
     [
-        ("training", {"num_step": 5}, "unknown key training.num_step; did you mean num_steps?"),
-        ("model", {"hiden_size": 5}, "unknown key model.hiden_size; did you mean hidden_size?"),
-        ("optimizer", {"lr": 1}, "unknown key optimizer.lr; known: betas"),
-        ("data", {"pth": "x"}, "unknown key data.pth; did you mean path?"),
-        ("training", {"num_steps": 0}, "training.num_steps is 0: input should be greater than or equal to 1"),
-        ("training", {"num_steps": "many"}, "training.num_steps is 'many': input should be a valid integer"),
-        ("training", {"device": "tpu"}, "training.device is 'tpu': input should be 'auto', 'cpu' or 'cuda'"),
+        ("training", {"num_step": 5}, "unknown key training.num_step; did you mean training.num_steps?"),
+        ("model", {"hiden_size": 5}, "unknown key model.hiden_size; did you mean model.hidden_size?"),
+        ("optimizer", {"lr": 1}, "unknown key optimizer.lr; did you mean optimizer.learning_rate?"),
+        ("data", {"pth": "x"}, "unknown key data.pth; did you mean data.path?"),
+        ("training", {"num_steps": 0}, "training.num_steps is 0: expected a whole number ≥ 1"),
+        ("training", {"num_steps": "many"}, "training.num_steps is 'many': expected a whole number ≥ 1"),
+        ("training", {"device": "tpu"}, "training.device is 'tpu': expected one of auto, cpu, cuda"),
         ("training", {"per_device_batch_size": 3}, "global_batch_size (4) is not a multiple"),
         ("data", {"sources": [{"path": "x"}]}, "either data.path or data.sources"),
         ("data", {"path": None}, "either data.path or data.sources"),
         ("model", {"num_attention_heads": 3}, "hidden_size (16) is not a multiple of num_attention_heads (3)"),
         ("model", {"max_position_embeddings": 16}, "training.sequence_length (32) is beyond"),
-        ("model", {"mlp_type": "moe"}, "mlp_type"),
+        ("model", {"mlp_type": "moe"}, "model.mlp_type is 'moe': expected one of gated, plain"),
+        ("model", {"hidden_size": "abc"}, "model.hidden_size is 'abc': expected a whole number"),
+        ("model", {"norm_eps": "1e-5"}, "model.norm_eps is '1e-5': expected a number (YAML reads 1e-5 as text: write"),
+        ("model", {"rope_parameters": 5}, "model.rope_parameters is 5: expected a mapping"),
+        ("training", {"gradient_checkpointing": "x"}, "is 'x': expected true, false or whole number ≥ 1"),
+        ("optimizer", {"betas": [0.9, 1.5]}, "optimizer.betas.1 is 1.5: optimizer.betas is a list of 2 numbers ≥ 0"),
         ("model", {"preset": "ancient"}, "choose modern or classic"),
     ],
 )
@@ -55,15 +62,55 @@ def test_each_mistake_is_one_line_that_names_it(make_recipe, section, values, me
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("lr", "optimizer.learning_rate"),
+        ("training.lr", "optimizer.learning_rate"),
+        ("training.learning_rate", "optimizer.learning_rate"),
+        ("model.learning_rat", "optimizer.learning_rate"),
+        ("steps", "training.num_steps"),
+        ("num_steps", "training.num_steps"),
+        ("training.max_steps", "training.num_steps"),
+        ("training.batch_size", "training.global_batch_size"),
+        ("block_size", "training.sequence_length"),
+        ("model.n_layer", "model.num_hidden_layers"),
+        ("model.n_head", "model.num_attention_heads"),
+        ("n_embd", "model.hidden_size"),
+        ("model.dropout", "model.hidden_dropout"),
+        ("vocab_size", "tokenizer.vocab_size"),
+        ("optimiser.learning_rate", "optimizer"),
+        ("hub.repo", "hub.repo_id"),
+    ],
+)
+def test_the_nearest_key_is_looked_for_in_all_sections(written, meant):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("demo", [f"{written}=5"])
+    assert f"unknown key {written if meant != 'optimizer' else 'optimiser'}; did you mean {meant}?" in str(caught.value)
+
+
+def test_every_name_of_elsewhere_leads_to_a_key():
+    names = {key.name for key in keys_of(Recipe)}
+    assert {*_ELSEWHERE.values()} <= names
+    assert not {*_ELSEWHERE} & names
+
+
+def test_a_key_that_is_like_none_gets_those_of_its_section():
+    with pytest.raises(RecipeError, match=r"unknown key samples\.qqqq; known: samples\.prompts, .*samples\.top_p$"):
+        load_recipe("demo", ["samples.qqqq=1"])
+
+
 def test_several_mistakes_are_all_named(make_recipe):
     with pytest.raises(RecipeError) as caught:
         make_recipe(training={"num_step": 1, "sequense_length": 2})
-    assert "did you mean num_steps?" in str(caught.value)
-    assert "did you mean sequence_length?" in str(caught.value)
+    assert "did you mean training.num_steps?" in str(caught.value)
+    assert "did you mean training.sequence_length?" in str(caught.value)
 
 
 def test_a_source_in_a_list_is_checked_too(make_recipe):
-    with pytest.raises(RecipeError, match=r"unknown key data\.sources\.0\.text_colum; did you mean text_column"):
+    with pytest.raises(
+        RecipeError, match=r"unknown key data\.sources\.0\.text_colum; did you mean data\.sources\.0\.text_column\?"
+    ):
         make_recipe(data={"path": None, "sources": [{"path": "x", "text_colum": "t"}]})
 
 
@@ -99,7 +146,7 @@ class TestSources:
         ("sources", "data", "message"),
         [
             ([{"weight": 1}, {}], {}, "data.sources has weights, but none for s1; give all of them one, or none"),
-            ([{"weight": -1}], {}, "data.sources.0.weight is -1: input should be greater than 0"),
+            ([{"weight": -1}], {}, "data.sources.0.weight is -1: expected a number > 0"),
             ([{"weight": 1}, {"weight": 1, "path": "s0"}], {}, "names s0 twice"),
             ([{"text_template": "{a"}], {}, "data.sources.0.text_template is '{a': expected '}'"),
             ([{"text_template": "{a:x}"}], {}, "{a} has a format after its name"),
@@ -107,7 +154,7 @@ class TestSources:
             ([{"min_chars": 8}], {"max_chars": 7}, "data.min_chars (8) is more than max_chars (7) for s0"),
             ([{"on_bad_row": "ignore"}], {}, "data.sources.0.on_bad_row is 'ignore'"),
             ([{}], {"on_bad_row": "ignore"}, "data.on_bad_row is 'ignore'"),
-            ([{"weigth": 1}], {}, "unknown key data.sources.0.weigth; did you mean weight?"),
+            ([{"weigth": 1}], {}, "unknown key data.sources.0.weigth; did you mean data.sources.0.weight?"),
         ],
     )
     def test_mistakes(self, make_recipe, sources, data, message):
@@ -135,7 +182,7 @@ class TestOverrides:
         [
             ("training.num_steps", "expected section.key=value"),
             ("seed.x=1", "seed is a value, not a section"),
-            ("training.num_stepz=1", "did you mean num_steps"),
+            ("training.num_stepz=1", "did you mean training.num_steps"),
             ("training.num_steps={", "not YAML"),
         ],
     )

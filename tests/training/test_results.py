@@ -101,7 +101,7 @@ def test_load_refuses_nan_in_the_file(results: RunResults, tmp_path: Path) -> No
 
 
 def test_load_missing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is missing: nothing has been measured here; run `tercet train`"):
+    with pytest.raises(ValueError, match="is missing: no run of Tercet ended here; `tercet train`"):
         RunResults.load(tmp_path / "results.json")
 
 
