@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig, Pre
 
 from tercet.interop.configs import FAMILIES
 from tercet.interop.families import family_named, from_native, to_native
+from tercet.interop.gguf_reading import read_config
 from tercet.interop.tensors import check_tensor_names
 from tercet.interop.tokenizer_files import check_vocabulary, load_tokenizer, write_tokenizer
 from tercet.modeling import TercetForCausalLM
@@ -31,7 +33,7 @@ from tercet.training.errors import UserError, as_user_error
 _GENERATION = "generation_config.json"
 # What a damaged or foreign checkpoint raises on its way through transformers, safetensors and torch.
 _LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, AssertionError,
-                   EOFError, StrictDataclassError, SafetensorError, pickle.UnpicklingError)  # fmt: skip
+                   EOFError, StrictDataclassError, SafetensorError, pickle.UnpicklingError, struct.error)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,17 +118,24 @@ def load_model(source: Path) -> PreTrainedModel:
         # Without this, weights stay in their blocks on machines that have the kernels for it.
         dense = GgufConfig(dequantize=True)
         arguments |= {"gguf_file": source.name, "quantization_config": dense, "dtype": torch.float32}
+        try:
+            arguments["config"] = read_config(source)
+        except _LOADING_ERRORS as error:
+            raise UserError(f"{source} does not load: {_first_line(error)}") from error
     else:
         name = _model_type(source)
         loader, folder = TercetForCausalLM if name == "tercet" else FAMILIES[name].model_class, source
     try:
         model, loading = loader.from_pretrained(folder, **arguments)
     except _LOADING_ERRORS as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UserError(f"{source} does not load: {reason}") from error
+        raise UserError(f"{source} does not load: {_first_line(error)}") from error
     with as_user_error(str(source)):
         check_tensor_names(loading["missing_keys"], loading["unexpected_keys"], loading["mismatched_keys"])
     return model.eval()
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _model_type(source: Path) -> str:

@@ -31,6 +31,7 @@ __all__ = [
     "TextSampler",
     "TokenIds",
     "TokenizerReport",
+    "VocabularyTooLargeError",
     "bytes_per_token",
     "encode_documents",
     "make_report",

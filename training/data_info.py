@@ -105,18 +105,54 @@ def describe_data(
     data = PreparedData.open(data_dir)
     if tokenizer is not None:
         check_tokenizer(data, tokenizer, data_dir)
+    # Before the first line: a report that ends in an error reads as if it were none.
+    rows, no_rows = None, ""
+    try:
+        rows = arrange(data.train, sequence_length, packing=packing, weights=weights).packing
+    except DataError as error:
+        no_rows = f"\nNo rows to train on: {error}"
+    if rows is not None:
+        check_row(rows, row)
     yield from _totals(data, data_dir)
     yield from ["", *_sources(data)]
     if lines := data.skips.lines():
         yield from ["", "Left out while reading", *(f"  {line}" for line in lines)]
-    yield from ["", *_lengths(np.concatenate([data.train.document_lengths, data.validation.document_lengths]))]
-    try:
-        rows = arrange(data.train, sequence_length, packing=packing, weights=weights).packing
-    except DataError as error:
-        yield f"\nNo rows to train on: {error}"
+    yield from ["", *_divided(data), *_lengths(stored_lengths(data))]
+    if rows is None:
+        yield no_rows
         return
     yield from ["", *_fill(row_fill(data.train.document_lengths, rows))]
     yield from ["", *_row(data.train, rows, row, tokenizer)]
+
+
+def check_row(packing: Packing, row: int) -> None:
+    """Refuse a row that is not there.
+
+    Raises:
+        DataError: Says which there are.
+    """
+    if not 0 <= row < packing.num_rows:
+        raise DataError(f"There is no row {row}: rows are numbered from 0 to {packing.num_rows - 1}.")
+
+
+def stored_lengths(data: PreparedData) -> np.ndarray:
+    """Tokens of each document, int64; of one that is divided, of each of its two pieces."""
+    return np.concatenate([data.train.document_lengths, data.validation.document_lengths])
+
+
+def num_divided(data: PreparedData) -> int:
+    """Documents that stand in the training and in the validation text, each with one piece."""
+    return max(data.train.num_documents + data.validation.num_documents - data.report.documents, 0)
+
+
+def held_out(data: PreparedData) -> float:
+    """Part of the tokens that validate; the recipe's fraction is of documents, or of each one's bytes."""
+    return data.validation.num_tokens / max(data.report.tokens, 1)
+
+
+def _divided(data: PreparedData) -> Iterator[str]:
+    if count := num_divided(data):
+        yield f"{count:,} documents are divided, and counted below as two: what trains and what validates"
 
 
 def check_tokenizer(data: PreparedData, tokenizer: PreTrainedTokenizerFast, data_dir: Path) -> None:
@@ -146,7 +182,8 @@ def _totals(data: PreparedData, data_dir: Path) -> Iterator[str]:
     of += f"merged from {settings['merged_parts']} parts, " if "merged_parts" in settings else ""
     yield (
         f"{of}{settings['vocab_size']:,} tokens in the vocabulary, stored as {settings['dtype']}, "
-        f"{settings['validation_fraction']:.1%} held out by {settings['split_by']}"
+        f"{held_out(data):.1%} of the tokens held "
+        f"out (asked for: {settings['validation_fraction']:.1%}, by {settings['split_by']})"
     )
     yield f"{'':16}{'documents':>14}{'tokens':>18}{'MB':>12}"
     for name, tokens in (("training", data.train), ("validation", data.validation)):
@@ -212,8 +249,6 @@ def _fill(fill: RowFill) -> Iterator[str]:
 
 
 def _row(train: TokenSet, packing: Packing, row: int, tokenizer: PreTrainedTokenizerFast | None) -> Iterator[str]:
-    if not 0 <= row < packing.num_rows:
-        raise DataError(f"There is no row {row}: rows are numbered from 0 to {packing.num_rows - 1}.")
     yield f"Row {row:,} of {packing.num_rows:,}"
     used = 0
     for piece in range(int(packing.row_offsets[row]), int(packing.row_offsets[row + 1])):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tercet.training.atomic import write_atomically
-from tercet.training.data_info import RowFill, length_histogram, row_fill
+from tercet.training.data_info import RowFill, held_out, length_histogram, num_divided, row_fill, stored_lengths
 from tercet.training.packing import pack
 from tercet.training.token_set import PreparedData
 
@@ -40,8 +40,7 @@ def plot_data(data: PreparedData, path: Path, *, title: str, sequence_length: in
     upper = figure.add_gridspec(1, 1, left=0.075, right=0.975, top=0.835, bottom=0.52)
     left = figure.add_gridspec(1, 1, left=0.075, right=0.41, top=0.385, bottom=0.075)
     right = figure.add_gridspec(1, 1, left=0.685, right=0.975, top=0.385, bottom=0.075)
-    lengths = np.concatenate([data.train.document_lengths, data.validation.document_lengths])
-    _draw_lengths(figure.add_subplot(upper[0]), lengths, sequence_length)
+    _draw_lengths(figure.add_subplot(upper[0]), stored_lengths(data), sequence_length)
     _draw_fill(figure.add_subplot(left[0]), _fills(data.train.document_lengths, sequence_length), sequence_length)
     _draw_sources(figure.add_subplot(right[0]), data)
     _head(figure, data, title)
@@ -140,7 +139,7 @@ def _draw_sources(axes: "Axes", data: PreparedData) -> None:
     axes.set_yticks(range(len(shown)), names, fontsize=8.5 if len(shown) > 6 else 10)
     axes.invert_yaxis()
     axes.set_ylim(max(len(shown), 3) - 0.4, -0.6)
-    axes.set_xlim(0, most * 1.3)
+    axes.set_xlim(0, most * 1.5)  # room for the number behind the longest bar
     axes.xaxis.set_major_formatter(lambda value, _: _short(int(value)))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_title("Tokens by source", loc="left", fontsize=11, color=_INK, pad=20)
@@ -170,8 +169,10 @@ def _head(figure: "Figure", data: PreparedData, title: str) -> None:
     parts = [
         f"{report.documents:,} documents", f"{report.tokens:,} tokens", f"{report.bytes / 1e6:,.1f} MB",
         f"{report.bytes / max(report.tokens - num_ends, 1):.2f} bytes per token",
-        f"{data.validation.num_tokens / max(report.tokens, 1):.1%} held out",
+        f"{held_out(data):.1%} of the tokens held out",
     ]  # fmt: skip
+    if count := num_divided(data):
+        parts.append(f"{count:,} in two pieces")
     if dropped := report.duplicates_dropped + report.empty_dropped + data.skips.count():
         parts.append(f"{dropped:,} left out")
     figure.text(0.025, 0.945, f"Prepared data: {title}", fontsize=15, fontweight="bold", color=_INK)

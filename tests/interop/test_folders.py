@@ -247,6 +247,22 @@ def test_what_a_family_cannot_express_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
+def test_a_refused_export_names_what_would_work(tmp_path, capsys, monkeypatch):
+    config = TercetConfig(vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    TercetForCausalLM(config).save_pretrained(tmp_path / "ours")
+    export = ("export", tmp_path / "ours", tmp_path / "out")
+    code, _, err = run(capsys, monkeypatch, *export, "--to", "llama")
+    assert code == 2
+    remedy = "--to qwen3 can. A model trained with --set model.qk_norm=false can be exported --to llama."
+    assert " ".join(err.split()).endswith(remedy)
+    TercetForCausalLM(config.__class__(**{**config.to_dict(), "qk_norm": False})).save_pretrained(tmp_path / "llama")
+    code, out, _ = run(capsys, monkeypatch, "export", tmp_path / "llama", tmp_path / "out", "--to", "llama")
+    assert code == 0 and "LlamaForCausalLM" in out
+    code, _, err = run(capsys, monkeypatch, "export", tmp_path / "ours", tmp_path / "no", "--to", "gpt2")
+    assert code == 2
+    assert "--to qwen3 can." in err and "--to gpt2." not in err  # queries' norms are not all that stands in the way
+
+
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_a_taken_destination_is_refused_and_left_alone(kind, native_folder, imported, tmp_path):
     taken = tmp_path / "out"
@@ -310,7 +326,10 @@ def test_commands(native_folder, tmp_path, capsys, monkeypatch):
         (["--to", "bloom"], "--to bloom is not known: choose one of gpt2, llama"),
         (["--to", "llama", "--type", "f16"], "--type is for --to gguf only"),
         (["--to", "gguf", "--type", "q2_k"], "--type q2_k is not supported"),
-        (["--to", "qwen3"], "qwen3 cannot express this model: qk_norm is False"),
+        (
+            ["--to", "qwen3"],
+            "qwen3 cannot express this model: qk_norm is False and qwen3 has only True. --to llama can.",
+        ),
     ],
 )
 def test_commands_refuse_in_one_line(options, said, imported, tmp_path, capsys, monkeypatch):
