@@ -19,7 +19,7 @@ from tercet.tokenizer import special_ids, token_ids
 from tercet.training.errors import UserError, as_user_error
 from tercet.training.evaluation import evaluate
 from tercet.training.harness import run_harness
-from tercet.training.results import RESULTS_NAME, Evaluation, RunResults, Tasks, TextEvaluation
+from tercet.training.results import HELD_OUT_TEXT, RESULTS_NAME, Evaluation, RunResults, Tasks, TextEvaluation
 from tercet.training.run_folder import DATA_NAME
 from tercet.training.shards import prepare
 from tercet.training.sources import Source, read_documents
@@ -121,7 +121,7 @@ def _text_to_score(
 def _with_text(record: RunResults, result: Evaluation, data: str | None, context: int) -> list[TextEvaluation]:
     """The other texts of the record, with this one; measured again in windows of the same length, it is replaced."""
     hub_id = data if data is not None and Source(path=data).is_on_hub() else None
-    name = hub_id or (Path(data).name if data is not None else "held-out text")
+    name = hub_id or (Path(data).name if data is not None else HELD_OUT_TEXT)
     now = datetime.now(UTC).replace(microsecond=0)
     measured = TextEvaluation(**dict(result), name=name, context=context, hub_id=hub_id, date=now)
     return [*(text for text in record.texts if (text.name, text.context) != (name, context)), measured]

@@ -18,7 +18,7 @@ from tercet.hub.licenses import check_known
 from tercet.hub.selection import CARD_NAME, CONFIG_NAME, LICENSE_PATTERN, RECIPE_NAME, has_record
 from tercet.training.atomic import write_atomically
 from tercet.training.errors import UserError
-from tercet.training.results import RESULTS_NAME, RunResults
+from tercet.training.results import HELD_OUT_TEXT, RESULTS_NAME, RunResults
 
 TEMPLATE_NAME = "hub_card.md"
 _FROM_MAIN = Loading()
@@ -98,7 +98,7 @@ def without_names(results: RunResults, named: Sequence[str]) -> RunResults:
     """
     texts, count = [], 0
     for text in results.texts:
-        if text.hub_id is None and text.name not in named:
+        if text.hub_id is None and text.name not in (HELD_OUT_TEXT, *named):
             count += 1
             text = text.model_copy(update={"name": f"unnamed text {count}"})
         texts.append(text)

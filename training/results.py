@@ -147,6 +147,10 @@ class Evaluation(_Record):
     by_source: dict[str, SourceEvaluation] = Field(default_factory=dict)
 
 
+HELD_OUT_TEXT = "held-out text"
+"""Name of a run's own validation text where it was measured again, in windows of another length."""
+
+
 class TextEvaluation(Evaluation):
     """The same on another text: its name (`hub_id` of a data set on the Hub) and the tokens in a window."""
 
