@@ -68,7 +68,6 @@ class TrainingLoop:
         started: When the run's time began (`time.monotonic`), for `training.max_hours`; None: now.
         measure: Makes the record that goes into a checkpoint, of how the loop stands and an evaluation of its weights.
         publisher: Pushes checkpoints; the main process's.
-
     """
 
     def __init__(
