@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import typer
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -17,7 +16,8 @@ from tercet.explorer.record import Sampling, Trace
 from tercet.explorer.render import render
 from tercet.explorer.server import RUN_PATH, ExplorerServer
 from tercet.explorer.trace import trace
-from tercet.loading import check_is_causal_lm, load_checkpoint_folder
+from tercet.explorer.words import sentence
+from tercet.loading import check_device, check_is_causal_lm, load_checkpoint_folder
 from tercet.training.atomic import write_atomically
 from tercet.training.errors import UserError
 from tercet.training.hardware import free_memory_bytes
@@ -143,22 +143,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _load(run: Run, step: Callable[[str], None]) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     check_is_causal_lm(run.checkpoint)
-    _check_device(run.device)
+    check_device(run.device)
     check_fits(run.checkpoint, run.device)
     if not any((run.checkpoint / name).is_file() for name in _TOKENIZER_FILES):
         # transformers makes an empty one from the model's config alone.
         raise UserError(f"{run.checkpoint} has no tokenizer: put the files of the one it was trained with into it")
     step("loading the model")
     return load_checkpoint_folder(run.checkpoint, run.device)
-
-
-def _check_device(name: str) -> None:
-    try:
-        is_here = torch.empty(1, device=name).device.type != "meta"
-    except (RuntimeError, AssertionError, NotImplementedError):
-        is_here = False
-    if not is_here:
-        raise UserError(f"--device {name} is not here: choose cpu, or cuda or mps on a machine that has it")
 
 
 def _trace(
@@ -183,7 +174,8 @@ def _write_page(recorded: Trace, output: Path) -> None:
 def _report(recorded: Trace, output: Path) -> None:
     num_new = len(recorded.tokens) - recorded.num_prompt_tokens
     for left_out in recorded.left_out:
-        typer.echo(f"note: {left_out.part}: {left_out.reason}", err=True)
+        reason = sentence("page", f"reason.{left_out.reason}", left_out.values)
+        typer.echo(f"note: {left_out.part}: {reason}", err=True)
     typer.echo(
         f"{output}: {binary_bytes(output.stat().st_size)}, {recorded.num_prompt_tokens} + {num_new} tokens through "
         f"{recorded.model.num_layers} layers; open it in any browser"

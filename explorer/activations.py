@@ -16,10 +16,9 @@ from tercet.explorer.costs import has_experts
 from tercet.explorer.lens import read_lens
 from tercet.explorer.record import Activations, LeftOut
 from tercet.explorer.recorder import PassRecord
-from tercet.training.errors import UserError
+from tercet.explorer.words import BilingualError
 
 _Parts = dict[str, torch.Tensor | None]
-_INSIDE_EXPERTS = "each token goes through experts of its own choice, whose insides are not recorded"
 _ROUNDING = 0.02  # of the sum of a row of bfloat16 weights
 
 
@@ -36,26 +35,22 @@ def collect_activations(
         step: Told what is done.
 
     Raises:
-        UserError: The logits are no numbers.
+        BilingualError: The logits are no numbers.
     """
     assert record.logits is not None and record.embeddings is not None and record.first is not None
     logits = record.logits[0].float().cpu()
     if not logits.isfinite().all():
-        raise UserError(
-            "the model's logits are not all finite numbers: the checkpoint is damaged or diverged in training"
-        )
+        raise BilingualError("model.logits")
     lens_ids, lens_probabilities = read_lens(model, anatomy, record, ids, step)
     attention, left_out = _attention(model, record, ids)
-    mlp, more = _additions(model, record)
+    mlp, more = _additions(model, anatomy, record)
     left_out += more
-    if record.angles is None and record.positions is None:
-        left_out.append(
-            LeftOut("rotary_angles", "the model does not show cosines and sines of its positions, nor vectors of them")
-        )
+    if not record.angles and record.positions is None:
+        left_out.append(LeftOut("rotary_angles", "no_angles"))
     activations = Activations(
         embeddings=record.embeddings,
         position_embeddings=record.positions,
-        rotary_angles=record.angles,
+        rotary_angles=_angles(record),
         hidden=torch.stack([record.first, *(layer.hidden for layer in record.layers)]),
         **attention,
         **mlp,
@@ -64,6 +59,12 @@ def collect_activations(
         logits=logits,
     )
     return activations, left_out
+
+
+def _angles(record: PassRecord) -> torch.Tensor | None:
+    """Those that are as wide as the first layer's, (C, 2, S, R)."""
+    alike = [angles for angles in record.angles if angles.shape == record.angles[0].shape]
+    return torch.stack(alike) if alike else None
 
 
 def _attention(model: PreTrainedModel, record: PassRecord, ids: torch.Tensor) -> tuple[_Parts, list[LeftOut]]:
@@ -78,14 +79,13 @@ def _attention(model: PreTrainedModel, record: PassRecord, ids: torch.Tensor) ->
         parts[name] = _stack([getattr(call, field) for call in seen]) if len(seen) == len(calls) else None
         if parts[name] is None:
             if len(seen) < len(calls):
-                reason = f"only {len(seen)} of the {len(calls)} blocks attend with softmax, the others work otherwise"
+                values = {"seen": str(len(seen)), "all": str(len(calls))}
+                left_out.append(LeftOut(name, "some_attend", values))
             else:
-                reason = "heads are not the same in all blocks"
-            left_out.append(LeftOut(name, reason))
+                left_out.append(LeftOut(name, "heads_differ"))
     weights = parts["attentions"]
     if weights is not None and (weights.sum(-1) - 1).abs().max() > _ROUNDING:
-        reason = "weights of a row do not sum up to 1: the rest goes to a sink that the model has learned"
-        left_out.append(LeftOut("attentions", reason))
+        left_out.append(LeftOut("attentions", "sink"))
     return parts, left_out
 
 
@@ -107,14 +107,9 @@ def _public_attention(model: PreTrainedModel, ids: torch.Tensor, num_layers: int
         "values": _public_stack([layer.values for layer in held], num_layers),
         "attentions": weights,
     }
-    name = type(model).__name__
-    reasons = {
-        "queries": f"{name} shows its queries nowhere: it does not use transformers' attention interface",
-        "keys": f"{name} keeps no cache of keys and values",
-        "values": f"{name} keeps no cache of keys and values",
-        "attentions": f"{name} does not show its attention: it has none, or only a fused kernel computes it",
-    }
-    return parts, [LeftOut(part, reasons[part]) for part, value in parts.items() if value is None]
+    reasons = {"queries": "no_queries", "keys": "no_states", "values": "no_states", "attentions": "no_attention"}
+    name = {"model": type(model).__name__}
+    return parts, [LeftOut(part, reasons[part], name) for part, value in parts.items() if value is None]
 
 
 def _ask(model: PreTrainedModel, ids: torch.Tensor, **more: torch.Tensor) -> Mapping[str, Any]:
@@ -135,7 +130,7 @@ def _public_stack(tensors: Sequence[Any], num_layers: int) -> torch.Tensor | Non
     return _stack(usable) if len(usable) == num_layers else None
 
 
-def _additions(model: PreTrainedModel, record: PassRecord) -> tuple[_Parts, list[LeftOut]]:
+def _additions(model: PreTrainedModel, anatomy: Anatomy, record: PassRecord) -> tuple[_Parts, list[LeftOut]]:
     """What attention and MLP add, and the MLP's inside."""
     left_out = []
     added = [layer.additions for layer in record.layers if layer.additions is not None]
@@ -145,20 +140,17 @@ def _additions(model: PreTrainedModel, record: PassRecord) -> tuple[_Parts, list
         parts["attention_outputs"] = torch.stack([part.attention for part in added])
         parts["mlp_outputs"] = torch.stack([part.mlp for part in added])
     else:
-        reason = f"a block of {type(model).__name__} is not its input plus what attention and MLP return"
-        left_out += [LeftOut(name, reason) for name in ("attention_outputs", "mlp_outputs")]
+        name = {"model": type(model).__name__}
+        left_out += [LeftOut(part, "no_sum", name) for part in ("attention_outputs", "mlp_outputs")]
     if len(inner) == len(record.layers):
         parts["mlp_activations"] = _stack(inner)
     if parts["mlp_activations"] is None:
-        reason = "the MLP has no one matrix that contracts in every block"
-        if has_experts(model):
-            reason = _INSIDE_EXPERTS
-        left_out.append(LeftOut("mlp_activations", reason))
-    before, more = _before_activation(model, record)
+        left_out.append(LeftOut("mlp_activations", _experts_reason(anatomy) or "no_contraction"))
+    before, more = _before_activation(anatomy, record)
     return parts | before, left_out + more
 
 
-def _before_activation(model: PreTrainedModel, record: PassRecord) -> tuple[_Parts, list[LeftOut]]:
+def _before_activation(anatomy: Anatomy, record: PassRecord) -> tuple[_Parts, list[LeftOut]]:
     """What the MLP's expanding matrices give."""
     seen = [layer.expansion.before for layer in record.layers if layer.expansion and layer.expansion.before]
     gates = [before.gates for before in seen if before.gates is not None]
@@ -168,10 +160,13 @@ def _before_activation(model: PreTrainedModel, record: PassRecord) -> tuple[_Par
         parts["mlp_gates"] = _stack(gates)
     if parts["mlp_ups"] is not None:
         return parts, []
-    reason = "in some block neither activation(gate) * up nor activation(up) of its matrices is what is contracted"
-    if has_experts(model):
-        reason = _INSIDE_EXPERTS
-    return parts, [LeftOut("mlp_ups", reason)]
+    return parts, [LeftOut("mlp_ups", _experts_reason(anatomy) or "no_activation")]
+
+
+def _experts_reason(anatomy: Anatomy) -> str | None:
+    """Why the inside of the MLPs is not there, if experts are why."""
+    found = [any(has_experts(part) for part in block.feed_forward) for block in anatomy.blocks]
+    return "experts" if all(found) else "some_experts" if any(found) else None
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

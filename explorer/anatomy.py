@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tercet.explorer.record import WeightFacts
-from tercet.training.errors import UserError
+from tercet.explorer.words import BilingualError
 
 _ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation_function", "activation", "afn")
 
@@ -25,7 +25,7 @@ class Block:
 
     Attributes:
         attention: The child that attends; None in a block that does something else.
-        feed_forward: Its other children with matrices, the MLP's or an MLP as a whole.
+        feed_forward: Its other children with matrices, the MLP's or an MLP as a whole; none in a block that has none.
     """
 
     module: nn.Module
@@ -73,32 +73,36 @@ def find_parts(model: PreTrainedModel) -> Anatomy:
     """The parts of a causal language model.
 
     Raises:
-        UserError: It has no attention, or no list of blocks that can be recognised.
+        BilingualError: It has no attention, or no list of blocks that can be recognised.
     """
     config = text_config(model)
     if getattr(config, "num_attention_heads", None) is None:
-        raise UserError(
-            f"{type(model).__name__} has no attention heads, and those are what is shown: give a transformer"
-        )
+        raise BilingualError("model.heads", model=type(model).__name__)
     num_layers = getattr(config, "num_hidden_layers", 0)
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == num_layers]
     # In a model of one layer other lists have one member, too; nothing is larger than the blocks.
     blocks = max(lists, key=lambda blocks: sum(weight.numel() for weight in blocks.parameters()), default=None)
     if not blocks:
-        raise UserError(
-            f"{type(model).__name__}: no list of {num_layers} blocks is found in it, and so nothing to show"
-        )
+        raise BilingualError("model.blocks", model=type(model).__name__, layers=num_layers)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     return Anatomy(embedding, tuple(_find_block(block) for block in blocks), head)
 
 
 def _find_block(block: nn.Module) -> Block:
-    children = list(block.children())
-    attention = next((child for child in children if _attends(child)), None)
-    others = [child for child in children if child is not attention and not is_norm(child)]
-    others = [child for child in others if any(p.ndim >= 2 for p in child.parameters())]
-    named = [child for child in others if re.search("mlp|ffn|feed_?forward|moe", type(child).__name__, re.IGNORECASE)]
-    return Block(block, attention, tuple(named or others))  # OPT's blocks hold the MLP's matrices themselves
+    children = dict(block.named_children())
+    attention = next((child for child in children.values() if _attends(child)), None)
+    others = {name: child for name, child in children.items() if child is not attention and not is_norm(child)}
+    others = {name: child for name, child in others.items() if any(p.ndim >= 2 for p in child.parameters())}
+    named = [child for name, child in others.items() if _feeds_forward(name, child)]
+    if not named and attention is not None:
+        named = list(others.values())  # OPT's blocks hold the MLP's matrices themselves
+    return Block(block, attention, tuple(named))
+
+
+def _feeds_forward(name: str, child: nn.Module) -> bool:
+    """By its class's name; a family whose name has "Moe" in it says so of all its classes."""
+    mixes = re.search("attn|mamba|conv|temporal|recurrent", name, re.IGNORECASE)
+    return mixes is None and re.search("mlp|ffn|feed_?forward|moe", type(child).__name__, re.IGNORECASE) is not None
 
 
 def _attends(module: nn.Module) -> bool:
@@ -109,14 +113,6 @@ def _attends(module: nn.Module) -> bool:
 def is_norm(module: nn.Module) -> bool:
     """Whether a module normalises, by its class's name."""
     return "norm" in type(module).__name__.lower()
-
-
-def norm_name(model: nn.Module) -> str:
-    """Which norm the model uses, by the last of its norms, which as a rule is the final one."""
-    names = [type(module).__name__ for module in model.modules() if is_norm(module)]
-    if not names:
-        return "none"
-    return "RMSNorm" if "RMS" in names[-1] else "LayerNorm" if "LayerNorm" in names[-1] else names[-1]
 
 
 def is_matrix(module: nn.Module) -> bool:

@@ -37,6 +37,8 @@ class AttentionCall:
         weights: (H, T, S).
         scale: What q·k is multiplied by.
         window: Keys that a query sees at most; None is all, or not told.
+        softcap: What bounds the scores, if it was told.
+        seen: Which keys the mask lets each query see, (T, S); None where there was no mask.
     """
 
     module: nn.Module
@@ -46,6 +48,8 @@ class AttentionCall:
     weights: torch.Tensor
     scale: float | None
     window: int | None
+    softcap: float | None
+    seen: torch.Tensor | None
 
 
 # Of a context, so that two threads that record two models do not write into one list.
@@ -68,7 +72,7 @@ def probing_attention(
         calls.append(
             AttentionCall(
                 module, _first_row(query), _first_row(key), _first_row(value), _first_row(weights), _number(scale),
-                kwargs.get("sliding_window"),
+                kwargs.get("sliding_window"), _number(kwargs.get("softcap")), _seen(attention_mask),
             )
         )  # fmt: skip
     return output, weights
@@ -77,6 +81,13 @@ def probing_attention(
 def _first_row(tensor: torch.Tensor) -> torch.Tensor:
     # A clone: a model may change its tensors in place behind the call.
     return tensor[0].detach().to("cpu", torch.float32, copy=True)
+
+
+def _seen(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Of a mask that is added to scores, in whatever head: a bias as ALiBi's hides nothing, the lowest number does."""
+    if mask is None or mask.ndim != 4 or not mask.is_floating_point():
+        return None
+    return (mask[0] > torch.finfo(mask.dtype).min / 2).any(0).cpu()
 
 
 def _number(scale: Any) -> float | None:

@@ -109,6 +109,11 @@ def _tensors_of(layer: Any) -> list[torch.Tensor]:
 
 
 def has_experts(model: nn.Module) -> bool:
-    """Whether some MLPs are several, of which each token takes a few."""
-    names = [type(module).__name__.lower() for module in model.modules()]
-    return any("expert" in name or "moe" in name for name in names)
+    """Whether some MLPs are several, of which each token takes a few.
+
+    Told by modules called experts: a family with "Moe" in the names of its classes may have dense layers, too.
+    """
+    return any(
+        name.rpartition(".")[2] == "experts" or "Experts" in type(module).__name__
+        for name, module in model.named_modules()
+    )

@@ -6,7 +6,7 @@ only if the activation of what they returned is what the contracting matrix was 
 Shapes: S tokens, E hidden_size, F intermediate_size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import permutations
 from typing import NamedTuple
 
@@ -23,10 +23,14 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Before(NamedTuple):
-    """What the expanding matrices return, (S, F) each; `gates` is None where there is no gate."""
+    """What the expanding matrices return, (S, F) each; `gates` is None where there is no gate.
+
+    `activation` names the function that leads from there to what is contracted.
+    """
 
     gates: torch.Tensor | None
     ups: torch.Tensor
+    activation: str
 
 
 class Expansion(NamedTuple):
@@ -34,23 +38,21 @@ class Expansion(NamedTuple):
 
     Attributes:
         activations: What its contracting matrix is given, (S, F).
-        is_gated: Whether a gate multiplied it.
         before: What `activations` is made of; None where no reading gives just it.
     """
 
     activations: torch.Tensor
-    is_gated: bool
     before: Before | None
 
 
-def activations_named(name: str) -> list[Activation]:
+def activations_named(name: str) -> dict[str, Activation]:
     """The activation of this name, then the usual ones; those that learn something of their own are not among them."""
-    made = [ACT2FN[known] for known in dict.fromkeys((name, *_USUAL)) if known in ACT2FN]
-    return [function for function in made if not any(True for _ in function.parameters())]
+    made = {known: ACT2FN[known] for known in dict.fromkeys((name, *_USUAL)) if known in ACT2FN}
+    return {known: function for known, function in made.items() if not any(True for _ in function.parameters())}
 
 
 def find_expansion(
-    block: Block, calls: BlockCalls, additions: Additions | None, functions: Sequence[Activation]
+    block: Block, calls: BlockCalls, additions: Additions | None, functions: Mapping[str, Activation]
 ) -> Expansion | None:
     """The contracting matrix is the last one whose result the MLP returns; None with experts, which mix several.
 
@@ -67,32 +69,28 @@ def find_expansion(
     for contract in reversed(calls.matrices):
         if any(is_same(contract.value, target) for target in targets):
             inner = contract.given.reshape(-1, contract.given.shape[-1])  # (S, F)
-            before = _before(calls, contract, inner, functions)
-            is_gated = _has_twice(calls, contract) if before is None else before.gates is not None
-            return Expansion(inner, is_gated, before)
+            return Expansion(inner, _before(calls, contract, inner, functions))
     return None
 
 
-def _has_twice(calls: BlockCalls, contract: Call) -> bool:
-    """Whether the other matrices make two numbers for each that the contracting one is given."""
-    width = calls.given.shape[-1]
-    others = [call for call in calls.matrices if call is not contract and call.given.shape[-1] == width]
-    return sum(call.returned.shape[-1] for call in others) == 2 * contract.given.shape[-1]
-
-
-def _before(calls: BlockCalls, contract: Call, inner: torch.Tensor, functions: Sequence[Activation]) -> Before | None:
+def _before(
+    calls: BlockCalls, contract: Call, inner: torch.Tensor, functions: Mapping[str, Activation]
+) -> Before | None:
     """The reading that is nearest to `inner`, if it is that but for rounding."""
     tolerance = _TOLERANCE * torch.finfo(inner.dtype).eps * float(inner.abs().max())
     nearest, least = None, tolerance
-    for reading in _readings(calls, contract, inner.shape[-1]):
-        for function in functions:
-            distance = _distance(reading, function, inner)
+    for gates, ups in _readings(calls, contract, inner.shape[-1]):
+        for name, function in functions.items():
+            distance = _distance(gates, ups, function, inner)
             if distance <= least and (nearest is None or distance < least):
-                nearest, least = reading, distance
+                nearest, least = Before(gates, ups, name), distance
     return nearest
 
 
-def _readings(calls: BlockCalls, contract: Call, width: int) -> Iterator[Before]:
+_Reading = tuple[torch.Tensor | None, torch.Tensor]  # gates and ups
+
+
+def _readings(calls: BlockCalls, contract: Call, width: int) -> Iterator[_Reading]:
     """All of the matrices that are given what the first one is, the MLP's input, and return F numbers, or 2 F."""
     given = calls.matrices[0].given
     expanding = [
@@ -101,16 +99,16 @@ def _readings(calls: BlockCalls, contract: Call, width: int) -> Iterator[Before]
         if call.given is given or (call.given.shape == given.shape and torch.equal(call.given, given))
     ]
     single = [value for value in expanding if value.shape[-1] == width]
-    yield from (Before(None, value) for value in single)
-    yield from (Before(*pair) for pair in permutations(single, 2))
+    yield from ((None, value) for value in single)
+    yield from permutations(single, 2)
     for value in expanding:
         if value.shape[-1] == 2 * width:
-            yield from (Before(*pair) for pair in permutations(value.chunk(2, dim=-1)))
+            yield from permutations(value.chunk(2, dim=-1), 2)
 
 
-def _distance(reading: Before, function: Activation, inner: torch.Tensor) -> float:
+def _distance(gates: torch.Tensor | None, ups: torch.Tensor, function: Activation, inner: torch.Tensor) -> float:
     """How far a reading's activations are from the recorded ones at most; NaN, which is near nothing, if either is."""
-    if reading.ups.shape != inner.shape:
+    if ups.shape != inner.shape:
         return float("inf")
-    made = function(reading.ups) if reading.gates is None else function(reading.gates) * reading.ups
+    made = function(ups) if gates is None else function(gates) * ups
     return float((made.float() - inner.float()).abs().max())

@@ -18,7 +18,7 @@ from tercet.training.errors import UserError
 
 RECORD_NAME = "trace.json"
 TENSORS_NAME = "activations.safetensors"
-FORMAT = 3
+FORMAT = 4
 
 
 def save_trace(trace: Trace, folder: str | os.PathLike) -> Path:

@@ -39,7 +39,7 @@ def read_lens(
     """
     assert record.last is not None and record.logits is not None
     like = record.last
-    tail = [module for module in record.tail if module is not anatomy.head]
+    tail = [call.module for call in record.tail if call.module is not anatomy.head]
     short_way = [*tail, anatomy.head] if anatomy.head is not None else []
     goes_short = bool(short_way) and _is_same_top(_run(short_way, like), record.logits)
     tops = []

@@ -19,6 +19,7 @@ from tercet.explorer.packing import (
     pack_scaled,
     pack_unsigned,
 )
+from tercet.explorer.reach import Reach, visible
 from tercet.explorer.record import StepFacts, Trace
 
 NUM_EXACT_LOGITS = 512
@@ -61,7 +62,11 @@ def facts(trace: Trace, precision: Precision) -> dict[str, object]:
         (("queries", "keys", "values"), precision.heads_bits),
         (("attentions",), precision.attention_bits),
     ):
-        left_out += [{"part": part, "reason": None} for part in parts if bits == 0 and getattr(acts, part) is not None]
+        left_out += [
+            {"part": part, "reason": "size", "values": {}}
+            for part in parts
+            if bits == 0 and getattr(acts, part) is not None
+        ]
     steps = _steps(trace)
     candidates = _candidates(trace)
     return {
@@ -84,7 +89,6 @@ def facts(trace: Trace, precision: Precision) -> dict[str, object]:
         "candidates": candidates,
         "vector_width": precision.vector_width or trace.model.hidden_size,
         "precision": dataclasses.asdict(precision),
-        "residual": _residual_kind(trace),
         "score_error": _score_error(trace, precision.heads_bits),
         "left_out": left_out,
         "versions": trace.versions,
@@ -102,7 +106,7 @@ def arrays(trace: Trace, precision: Precision) -> dict[str, PackedArray]:
     if acts.position_embeddings is not None:
         packed["positions"] = pack_scaled(_array(acts.position_embeddings)[:, :width], 16)
     if acts.rotary_angles is not None:
-        packed["rotary"] = pack_float32(_pair_angles(_array(acts.rotary_angles)))
+        packed["rotary"] = pack_float32(np.stack([_pair_angles(_array(turn)) for turn in acts.rotary_angles]))
     if precision.heads_bits:
         for name in ("queries", "keys", "values"):
             states = getattr(acts, name)
@@ -114,7 +118,7 @@ def arrays(trace: Trace, precision: Precision) -> dict[str, PackedArray]:
         outputs = _array(acts.attention_outputs)
         packed["attention_outputs"] = pack_scaled(outputs[..., :width], 16)
         packed["attention_output_stats"] = pack_float32(_stats(outputs))
-        if _residual_kind(trace) == "sequential":
+        if any(layer.order == "sequential" for layer in trace.model.layers):
             packed["middle_stats"] = pack_float32(_stats(_array(acts.hidden)[:-1] + outputs))
     if acts.mlp_outputs is not None:
         packed["mlp_outputs"] = pack_scaled(_array(acts.mlp_outputs)[..., :width], 16)
@@ -211,46 +215,27 @@ def _pair_angles(rotation: np.ndarray) -> np.ndarray:
     return angles
 
 
-def _residual_kind(trace: Trace) -> str:
-    """How a block adds to the stream.
-
-    Returns:
-        "sequential" where hidden + attention + MLP is the next hidden state, and the MLP reads the first sum;
-        "parallel" where it reads what attention reads, which the sums do not tell, only the config and the number of
-        norms; "other" where the sums do not hold (scaled residuals), or attention and MLP read the stream as it is.
-    """
-    acts, config = trace.activations, trace.model.hyperparameters
-    if acts.attention_outputs is None or acts.mlp_outputs is None or not trace.model.norms_first:
-        return "other"
-    total = acts.hidden[:-1] + acts.attention_outputs + acts.mlp_outputs
-    error = (total - acts.hidden[1:]).abs().amax().item()
-    if error > 2e-2 * max(acts.hidden.abs().amax().item(), 1e-6):
-        return "other"
-    norms = {weight.name.rpartition(".")[0] for weight in trace.model.weights if weight.layer == 0}
-    # Norms of queries and keys stand inside attention.
-    outer = {name.rpartition(".")[2] for name in norms if name.rpartition(".")[0].endswith(".0")}
-    num_norms = sum("norm" in name or "ln_" in name for name in outer)
-    parallel = config.get("use_parallel_residual") or config.get("parallel_attn") or num_norms == 1
-    return "parallel" if parallel else "sequential"
-
-
 def _score_error(trace: Trace, bits: int) -> float | None:
     """How far softmax of the masked q·k, from what the page holds, is from the model's own attention at most.
 
     None where either is not there. Large where a model does more to scores than to scale and mask them (ALiBi, soft
     caps, sinks): the page then says so beside the scores.
     """
-    acts, scales = trace.activations, trace.model.attention_scales
-    if acts.queries is None or acts.keys is None or acts.attentions is None or not bits or scales is None:
+    acts = trace.activations
+    scales = [layer.attention_scale for layer in trace.model.layers]
+    if acts.queries is None or acts.keys is None or acts.attentions is None or not bits:
         return None
     group = acts.queries.shape[1] // acts.keys.shape[1]
     worst = 0.0
-    for layer, scale in enumerate(scales):
-        q, k = _rounded(acts.queries[layer], bits), _rounded(acts.keys[layer], bits)
+    for index, scale in enumerate(scales):
+        if scale is None:
+            return None
+        q, k = _rounded(acts.queries[index], bits), _rounded(acts.keys[index], bits)
         scores = q @ k.repeat_interleave(group, dim=0).transpose(-1, -2) * scale  # (H, S, S)
-        seen = _visible(scores.shape[-1], trace.model.windows[layer])
+        layer = trace.model.layers[index]
+        seen = visible(scores.shape[-1], Reach(layer.window, layer.chunk))
         weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
-        worst = max(worst, (weights - acts.attentions[layer]).abs().amax().item())
+        worst = max(worst, (weights - acts.attentions[index]).abs().amax().item())
     return worst
 
 
@@ -258,11 +243,6 @@ def _rounded(states: torch.Tensor, bits: int) -> torch.Tensor:
     maximum = 2 ** (bits - 1) - 1
     scales = states.abs().amax(-1, keepdim=True).clamp_min(1e-30) / maximum
     return (states / scales).round() * scales
-
-
-def _visible(num_tokens: int, window: int | None) -> torch.Tensor:
-    distance = torch.arange(num_tokens)[:, None] - torch.arange(num_tokens)
-    return (distance >= 0) & (distance < (window or num_tokens))
 
 
 def _neurons(activations: np.ndarray) -> tuple[np.ndarray, dict[str, PackedArray]]:

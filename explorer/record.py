@@ -4,7 +4,7 @@ Shapes: P prompt tokens, N generated tokens, S = P + N tokens in all, L layers, 
 D head_dim, E hidden_size, F intermediate_size, V vocab_size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -32,18 +32,120 @@ class WeightFacts:
 
 
 @dataclass(frozen=True)
+class NormFacts:
+    """What one norm does to each token's vector, told from what it was given and what it returned.
+
+    Attributes:
+        module: Its name in its block, or in the model.
+        label: "LayerNorm" for (x - mean) / standard deviation, "RMSNorm" for x / root mean square, else its class.
+        scale: What is learned and multiplies that: "weight", "one_plus_weight" (the weight is kept as its difference
+            from 1), "none", or "unknown" where it is neither of the two norms.
+        shift: Whether a learned vector is added.
+    """
+
+    module: str
+    label: str
+    scale: str
+    shift: bool
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What one block is, told from a pass through it.
+
+    Attributes:
+        mixer: Class of what mixes tokens in it: its attention, or what stands in attention's place; "" where nothing
+            does.
+        attends: Whether that is attention with softmax.
+        num_key_value_heads: K of this layer.
+        head_dim: D of this layer.
+        window: How many keys a query sees at most, itself included; None where the past has no such end.
+        chunk: Size of the pieces of the text within which a query sees: back to the first token of its own piece, never
+            further; None where there are none.
+        rotates: Whether it turns queries and keys; None where that cannot be told.
+        angle_set: Which of `Activations.rotary_angles` turns them; None where none does or it was not recorded.
+        attention_scale: What q·k is multiplied by; None where the model does not tell.
+        softcap: What bounds the scores, cap · tanh(score / cap); None where nothing is told to do so.
+        has_sink: Whether rows of attention weights sum up to less than 1.
+        order: "sequential" where the MLP reads the stream with attention's result in it, "parallel" where it reads what
+            attention reads; "other" where the block is no sum of its parts, or what the MLP reads cannot be told.
+        added_scale: What each result is multiplied by before it is added.
+        attention_input: What attention is given: "normed", "as_is" or "unknown".
+        mlp_input: The same of the MLP.
+        norm_before_attention: None unless attention's input is "normed"; likewise of the MLP.
+        norm_after_attention: Of what attention returns, before that is added.
+        inner_norms: Names of norms inside attention.
+        mlp: "gated" (activation(gate) * up), "plain" (activation(up)), "experts" (several, chosen per token), "none" or
+            "unknown".
+        mlp_width: Width of the MLP's inside; of one expert's.
+    """
+
+    mixer: str
+    attends: bool
+    num_key_value_heads: int
+    head_dim: int
+    window: int | None
+    chunk: int | None
+    rotates: bool | None
+    angle_set: int | None
+    attention_scale: float | None
+    softcap: float | None
+    has_sink: bool
+    order: str
+    added_scale: float
+    attention_input: str
+    mlp_input: str
+    norm_before_attention: NormFacts | None
+    norm_after_attention: NormFacts | None
+    norm_before_mlp: NormFacts | None
+    norm_after_mlp: NormFacts | None
+    inner_norms: tuple[str, ...]
+    mlp: str
+    mlp_width: int
+
+
+@dataclass(frozen=True)
+class EntryFacts:
+    """How ids become the stream that the first block reads, told from a pass.
+
+    Attributes:
+        row_scale: What the embedding multiplies its matrix's rows by; None where what it returns is no such multiple.
+        position_offset: Which row of the matrix of learned positions the first token has; None where that is not told.
+        way: "as_is" where the first block reads embedding plus learned position, if there is one; "scaled" where the
+            embedding is multiplied by `scale` first; "normed" where a norm follows; else "other".
+    """
+
+    row_scale: float | None
+    position_offset: int | None
+    way: str
+    scale: float
+
+
+@dataclass(frozen=True)
+class ExitFacts:
+    """How the stream behind the last block becomes logits, told from a pass.
+
+    Attributes:
+        norm: The final norm; None where there is none, or it cannot be told.
+        way: "as_is" where logits are what the head returns, "scaled" by `value`, "capped" as value · tanh(x / value),
+            else "other".
+    """
+
+    norm: NormFacts | None
+    way: str
+    value: float
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """What the model is, under the names that all families share.
 
     Attributes:
         name: Of the checkpoint, for the page's title.
         positions: "rotary", "learned", "alibi" (scores fall with distance) or "unknown".
-        norm: "RMSNorm" or "LayerNorm"; of a norm that is neither, the name of its class.
-        mlp: "gated" (activation(gate) * up), "plain" (activation(up)) or "experts" (several, chosen per token).
-        norms_first: Whether blocks norm what attention and MLP are given, and not only what they return.
-        rotated: Of each layer whether it rotates queries and keys; all False where positions are not rotary.
-        attention_scales: Of each layer what q·k is multiplied by; None where the model does not tell.
-        windows: Of each layer how many keys a query sees at most; None is all.
+        activation: The MLPs' activation.
+        activation_is_seen: Whether it was seen to be that; else only the config says so.
+        layers: Of each block.
         hyperparameters: The config's fields, in its order, as JSON holds them.
         num_parameters: Tied weights once.
     """
@@ -57,17 +159,14 @@ class ModelFacts:
     num_heads: int
     num_key_value_heads: int
     head_dim: int
-    intermediate_size: int
     vocab_size: int
     max_positions: int | None
     positions: str
-    norm: str
-    norms_first: bool
-    rotated: tuple[bool, ...]
-    mlp: str
     activation: str
-    attention_scales: tuple[float, ...] | None
-    windows: tuple[int | None, ...]
+    activation_is_seen: bool
+    entry: EntryFacts
+    exit: ExitFacts
+    layers: tuple[LayerFacts, ...]
     num_parameters: int
     weights: tuple[WeightFacts, ...]
     hyperparameters: dict[str, object]
@@ -126,11 +225,13 @@ class LeftOut:
 
     Attributes:
         part: A field of `Activations`, or "cache", "tokens", "weight_bytes_read".
-        reason: Why, in one sentence.
+        reason: Why: names a sentence of `page/en.json` and `page/zh.json`, "reason." before it.
+        values: What is put into the sentence.
     """
 
     part: str
     reason: str
+    values: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -156,7 +257,8 @@ class Activations:
     Attributes:
         embeddings: Token embeddings, (S, E).
         position_embeddings: Learned position embeddings, (S, E); None where positions are rotary.
-        rotary_angles: cos then sin of the rotation of the first layer, (2, S, R), R <= D rotated dimensions.
+        rotary_angles: cos then sin of each rotation that the layers use, (C, 2, S, R), R <= D rotated dimensions. As a
+            rule C is 1; those of another R than the first are not here.
         hidden: The residual stream before the first block and after each, (L + 1, S, E); the last without final norm.
         queries: As the dot products see them (after q/k norms and rotation), (L, H, S, D).
         keys: Likewise, as the cache holds them, (L, K, S, D).

@@ -15,8 +15,12 @@ from transformers import PreTrainedModel
 
 from tercet.explorer.anatomy import Anatomy, activation_name, is_matrix, is_norm, is_position_table, text_config
 from tercet.explorer.attention_probe import PROBE, AttentionCall, attention_set_to, noted_calls
-from tercet.explorer.block_parts import Additions, BlockCalls, Call, find_additions
-from tercet.explorer.expansion import Before, Expansion, activations_named, find_expansion
+from tercet.explorer.block_parts import Additions, BlockCalls, Call, find_additions, find_wiring
+from tercet.explorer.expansion import Expansion, activations_named, find_expansion
+from tercet.explorer.norms import norm_facts
+from tercet.explorer.record import NormFacts
+from tercet.explorer.rotation import RotationWatch, is_rotary
+from tercet.explorer.words import BilingualError
 
 
 @dataclass
@@ -27,15 +31,26 @@ class LayerRecord:
         hidden: The residual stream behind it, (S, E).
         attention: What its one call of the attention function showed.
         additions: (S, E) each.
+        attends: Whether it called the attention function at all.
         expansion: The MLP's inside.
-        norms_first: Whether a norm was given what the block was given.
+        attention_stream: What attention reads: "input" or "unknown".
+        mlp_stream: What the MLP reads: "input" of the block, "middle" or "unknown".
+        norm_before_attention: Which norm stands before it; likewise the other three.
+        inner_norms: Names of norms inside attention that were called.
     """
 
     hidden: torch.Tensor
-    attention: AttentionCall | None
     additions: Additions | None
     expansion: Expansion | None
-    norms_first: bool
+    attention_stream: str
+    mlp_stream: str
+    norm_before_attention: NormFacts | None
+    norm_after_attention: NormFacts | None
+    norm_before_mlp: NormFacts | None
+    norm_after_mlp: NormFacts | None
+    inner_norms: tuple[str, ...]
+    attention: AttentionCall | None = None
+    attends: bool = False
 
 
 @dataclass
@@ -44,22 +59,34 @@ class PassRecord:
 
     Attributes:
         embeddings: (S, E).
+        table_rows: What the embedding's matrix has for the ids, (S, its width); None if it was not asked by ids.
         positions: Learned position embeddings, (S, E).
-        angles: cos and sin, (2, S, R).
+        position_offset: Which row of their matrix the first of them is; None if it is none of the first few.
+        angles: cos and sin of each rotation, (2, S, R).
+        rotated: Which of `angles` each block uses, as `RotationWatch.used` has it.
         first: The residual stream before the first block, (S, E).
         layers: Of each block.
         last: What the last block returned, as it was.
-        tail: Modules behind the blocks that took each other's results, from the last block's on.
+        tail: Calls of modules behind the blocks that took each other's results, from the last block's on.
+        entry_norm: Whether a norm gave what the first block was given.
+        norms: Facts of the norms that are in no block.
+        head: What the head returned, (1, S, V).
         logits: As the model returned them, (1, S, V).
     """
 
     embeddings: torch.Tensor | None = None
+    table_rows: torch.Tensor | None = None
     positions: torch.Tensor | None = None
-    angles: torch.Tensor | None = None
+    position_offset: int | None = None
+    angles: list[torch.Tensor] = field(default_factory=list)
+    rotated: dict[int, int] = field(default_factory=dict)
     first: torch.Tensor | None = None
     layers: list[LayerRecord] = field(default_factory=list)
     last: torch.Tensor | None = None
-    tail: list[nn.Module] = field(default_factory=list)
+    tail: list[Call] = field(default_factory=list)
+    entry_norm: bool = False
+    norms: dict[nn.Module, NormFacts] = field(default_factory=dict)
+    head: torch.Tensor | None = None
     logits: torch.Tensor | None = None
 
 
@@ -72,30 +99,36 @@ def record_pass(model: PreTrainedModel, anatomy: Anatomy, ids: torch.Tensor) -> 
         model: In evaluation mode.
         anatomy: Its parts.
         ids: (1, S).
+
+    Raises:
+        BilingualError: A text alone does not go through all blocks (some are for pictures).
     """
-    watch = _Watch(anatomy, text_config(model))
-    with attention_set_to(model, PROBE), noted_calls() as calls, _hooked(watch.hooks(model)):
+    watch = _Watch(model, anatomy)
+    with attention_set_to(model, PROBE), noted_calls() as calls, _hooked(watch.hooks(model)), watch.rotation:
         output = model(input_ids=ids, use_cache=False, return_dict=True)
     record = watch.record
+    if len(record.layers) != len(anatomy.blocks):
+        values = {"reached": len(record.layers), "layers": len(anatomy.blocks)}
+        raise BilingualError("model.skipped", model=type(model).__name__, **values)
     record.logits = output.logits
-    for index, call in _by_block(anatomy, calls).items():
-        record.layers[index].attention = call
+    record.angles, record.rotated = watch.rotation.angles, watch.rotation.used
+    block_of = anatomy.block_of()
+    blocks = [block_of.get(call.module, -1) for call in calls]
+    for block, call in zip(blocks, calls, strict=True):
+        if block >= 0:
+            record.layers[block].attends = True
+            record.layers[block].attention = call if blocks.count(block) == 1 else None
     record.tail = _follow(record.last, watch.outside)
+    record.head = next((call.value for call in reversed(watch.outside) if call.module is anatomy.head), None)
+    record.entry_norm = any(call.returned is watch.entry and is_norm(call.module) for call in watch.outside)
     return record
 
 
-def _by_block(anatomy: Anatomy, calls: Sequence[AttentionCall]) -> dict[int, AttentionCall]:
-    """The call of each block that made exactly one."""
-    block_of = anatomy.block_of()
-    blocks = [block_of.get(call.module, -1) for call in calls]
-    return {block: call for block, call in zip(blocks, calls, strict=True) if block >= 0 and blocks.count(block) == 1}
-
-
-def _follow(tensor: torch.Tensor | None, calls: Sequence[Call]) -> list[nn.Module]:
+def _follow(tensor: torch.Tensor | None, calls: Sequence[Call]) -> list[Call]:
     chain = []
     for call in calls:
         if call.given is tensor:
-            chain.append(call.module)
+            chain.append(call)
             tensor = call.returned
     return chain
 
@@ -119,25 +152,29 @@ def _hooked(hooks: Sequence[_Hook]) -> Iterator[None]:
 class _Watch:
     """The hooks of a pass, and what they have seen."""
 
-    def __init__(self, anatomy: Anatomy, config: Any) -> None:
+    def __init__(self, model: PreTrainedModel, anatomy: Anatomy) -> None:
         self.anatomy = anatomy
+        config = text_config(model)
         self.residual_multiplier = float(getattr(config, "residual_multiplier", 1.0))
         self.functions = activations_named(activation_name(config))
         self.record = PassRecord()
         # Kept until the end of the pass: a tensor that is gone may lend its identity to another one.
         self.outside: list[Call] = []
+        self.entry: torch.Tensor | None = None
         self.calls: BlockCalls | None = None
+        self.norms: dict[nn.Module, NormFacts] = {}
+        self.names = {module: name for name, module in model.named_modules()}
+        self.rotation = RotationWatch(model, lambda: None if self.calls is None else len(self.record.layers))
 
     def hooks(self, model: nn.Module) -> list[_Hook]:
         """All of them, in the order in which those of one module have to run."""
         hooks: list[_Hook] = []
-        names = {module: name for name, module in model.named_modules()}
+        hooks += [(module, "after", self._note_norm) for module in model.modules() if is_norm(module)]
+        hooks += [(module, "after", self._note_angles) for module in model.modules() if is_rotary(module)]
         for module in self.anatomy.outside(model):
             hooks.append((module, "after", self._note_outside))
-            if is_position_table(module, names[module]):
+            if is_position_table(module, self.names[module]):
                 hooks.append((module, "after", self._note_positions))
-            elif "rotary" in type(module).__name__.lower():
-                hooks.append((module, "after", self._note_angles))
         hooks.append((self.anatomy.embedding, "after", self._note_embeddings))
         for block in self.anatomy.blocks:
             matrices = {matrix for part in block.feed_forward for matrix in part.modules() if is_matrix(matrix)}
@@ -152,25 +189,37 @@ class _Watch:
         if call is not None:
             self.outside.append(call)
 
+    def _note_norm(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        given, returned = _first_tensor(args, kwargs), first_tensor(output)
+        if given is not None and returned is not None:
+            facts = norm_facts(module, self.names[module].rpartition(".")[2], given, returned)
+            self.norms[module] = facts
+            if self.calls is None:
+                self.record.norms[module] = facts
+
     def _note_embeddings(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         if self.record.embeddings is None:
             self.record.embeddings = _rows(output)
+            table, ids = getattr(module, "weight", None), _first_tensor(args, kwargs)
+            if isinstance(table, torch.Tensor) and ids is not None and not ids.is_floating_point():
+                self.record.table_rows = _rows(table[ids])
 
     def _note_positions(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         self.record.positions = _rows(output)
+        table, rows = module.weight, output.reshape(-1, output.shape[-1])
+        assert isinstance(table, torch.Tensor)
+        offsets = range(min(4, len(table) - len(rows) + 1))
+        self.record.position_offset = next((i for i in offsets if torch.equal(table[i : i + len(rows)], rows)), None)
 
     def _note_angles(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        # Families that turn some layers otherwise call several times: the first is the first layer's.
-        is_pair = isinstance(output, tuple) and len(output) == 2 and all(torch.is_tensor(part) for part in output)
-        if is_pair and self.record.angles is None:
-            self.record.angles = torch.stack([_rows(part) for part in output])
+        self.rotation.note_angles(output)
 
     def _enter_block(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         given = _first_tensor(args, kwargs)
         assert given is not None
         if self.record.first is None:
-            self.record.first = _rows(given)
-        self.calls = BlockCalls(given)
+            self.record.first, self.entry = _rows(given), given
+        self.calls = BlockCalls(given, given.clone())
 
     def _note_child(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         call = _call(module, args, kwargs, output)
@@ -188,16 +237,26 @@ class _Watch:
         block = self.anatomy.blocks[len(self.record.layers)]
         additions = find_additions(block, calls, returned, self.residual_multiplier)
         expansion = find_expansion(block, calls, additions, self.functions)
+        wiring = find_wiring(block, calls, additions)
+        inside = [] if block.attention is None else list(block.attention.modules())
         self.record.layers.append(
             LayerRecord(
                 _rows(returned),
-                None,
-                None if additions is None else Additions(*map(_rows, additions)),
+                None if additions is None else _rows_of(additions),
                 None if expansion is None else _kept(expansion),
-                any(is_norm(call.module) and call.given is calls.given for call in calls.children),
+                wiring.attention_source.stream,
+                wiring.mlp_source.stream,
+                self._facts_of(wiring.attention_source.norm),
+                self._facts_of(wiring.attention_norm),
+                self._facts_of(wiring.mlp_source.norm),
+                self._facts_of(wiring.mlp_norm),
+                tuple(self.norms[module].module for module in inside if module in self.norms),
             )
         )
         self.record.last, self.calls = returned, None
+
+    def _facts_of(self, call: Call | None) -> NormFacts | None:
+        return None if call is None else self.norms.get(call.module)
 
 
 def _call(module: nn.Module, args: tuple, kwargs: Mapping[str, Any], output: Any) -> Call | None:
@@ -222,10 +281,15 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return _on_cpu(tensor.reshape(-1, tensor.shape[-1]))
 
 
+def _rows_of(additions: Additions) -> Additions:
+    return Additions(_rows(additions.attention), _rows(additions.mlp), additions.scale)
+
+
 def _kept(expansion: Expansion) -> Expansion:
     before = expansion.before
     if before is not None:
-        before = Before(None if before.gates is None else _on_cpu(before.gates), _on_cpu(before.ups))
+        gates = None if before.gates is None else _on_cpu(before.gates)
+        before = before._replace(gates=gates, ups=_on_cpu(before.ups))
     return expansion._replace(activations=_on_cpu(expansion.activations), before=before)
 
 

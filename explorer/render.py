@@ -6,18 +6,20 @@ import html
 import json
 import math
 import re
+from collections.abc import Iterable
 from importlib import resources
 
 from tercet.explorer.packing import PackedArray
 from tercet.explorer.page_data import PRECISIONS, Precision, arrays, facts, least_bytes
 from tercet.explorer.record import Trace
-from tercet.training.errors import UserError
+from tercet.explorer.words import LANGUAGES, BilingualError, strings
 
 BYTES_OF_SMALL = 4_900_000  # that a page of 12 layers and 64 tokens may have
 MOST_BYTES = 3 * BYTES_OF_SMALL
 
 STYLES = ("style.css", "frame.css", "figures.css", "parts.css")
 SCRIPTS = (
+    "inflate.js",
     "arrays.js",
     "core.js",
     "strips.js",
@@ -32,7 +34,6 @@ SCRIPTS = (
     "weights.js",
     "main.js",
 )
-LANGUAGES = ("en", "zh")
 
 
 def render(trace: Trace, *, max_bytes: int | None = None, form_action: str | None = None) -> str:
@@ -45,14 +46,11 @@ def render(trace: Trace, *, max_bytes: int | None = None, form_action: str | Non
         form_action: Where a box for another prompt sends it, by POST, as `prompt` and `new_tokens`; None for no box.
 
     Raises:
-        UserError: If the model computed numbers that are not finite.
+        BilingualError: If the model computed numbers that are not finite.
     """
     wrong = next((i for i, loss in enumerate(trace.losses) if not math.isfinite(loss)), None)
     if wrong is not None:
-        raise UserError(
-            f"the loss of token {wrong + 1} is {trace.losses[wrong]}: what {trace.model.name} computes is not finite, "
-            "as of a model that has diverged, and there is nothing to draw; take an earlier checkpoint"
-        )
+        raise BilingualError("model.diverged", token=wrong + 1, loss=trace.losses[wrong], model=trace.model.name)
     limit = _usual_limit(trace) if max_bytes is None else max_bytes
     for precision in PRECISIONS[:-1]:
         if least_bytes(trace, precision) > limit:
@@ -75,22 +73,24 @@ def _page(trace: Trace, precision: Precision, packed: dict[str, PackedArray], fo
     data = facts(trace, precision)
     data["arrays"] = {name: {"kind": a.kind, "shape": a.shape, "bits": a.bits} for name, a in packed.items()}
     data["form_action"] = form_action
-    style = "\n".join(_source(name) for name in STYLES)
-    script = "(() => {\n'use strict';\n" + "\n".join(_source(name) for name in SCRIPTS) + "\n})();"
+    style, dark = "\n".join(source(name) for name in STYLES), source("dark.css")
+    script = "(() => {\n'use strict';\n" + "\n".join(source(name) for name in SCRIPTS) + "\n})();"
     parts = {
-        "CSP": _policy(style, script, form_action),
+        "CSP": policy((style, dark), script, form_action),
         "TITLE": html.escape(_writable(f"{trace.model.name}: {trace.prompt[:60]}")),
         "STYLE": style,
+        "DARK": dark,
         "SCRIPT": script,
-        "STRINGS": _json({language: json.loads(_source(f"{language}.json")) for language in LANGUAGES}),
-        "FACTS": _json(data),
+        "STRINGS": embedded_json({language: strings("page", language) for language in LANGUAGES}),
+        "FACTS": embedded_json(data),
         "ARRAYS": "\n".join(_array_element(name, array) for name, array in packed.items()),
     }
     # One pass: what is put in is not searched again, so a prompt that spells a placeholder stays a prompt.
-    return re.sub(r"@@([A-Z]+)@@", lambda match: parts[match[1]], _source("page.html"))
+    return re.sub(r"@@([A-Z]+)@@", lambda match: parts[match[1]], source("page.html"))
 
 
-def _source(name: str) -> str:
+def source(name: str) -> str:
+    """A file of the page, as text."""
     return resources.files("tercet.explorer").joinpath("page", name).read_text(encoding="utf-8")
 
 
@@ -99,7 +99,7 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _json(value: object) -> str:
+def embedded_json(value: object) -> str:
     """JSON for a script element: no `<`, so that nothing in it can end the element or begin a comment.
 
     Raises:
@@ -115,8 +115,8 @@ def _array_element(name: str, array: PackedArray) -> str:
     return f'<script type="application/octet-stream" id="array-{name}">{array.data}</script>'
 
 
-def _policy(style: str, script: str, form_action: str | None) -> str:
-    """Content security: this style, this script, nothing else; `data:` is the empty icon, which saves a request."""
+def policy(styles: Iterable[str], script: str, form_action: str | None) -> str:
+    """Content security: these styles, this script, nothing else; `data:` is the empty icon, which saves a request."""
 
     def digest(text: str) -> str:
         return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -125,7 +125,7 @@ def _policy(style: str, script: str, form_action: str | None) -> str:
     return "; ".join(
         [
             "default-src 'none'",
-            f"style-src 'sha256-{digest(style)}'",
+            "style-src " + " ".join(f"'sha256-{digest(style)}'" for style in styles),
             f"script-src 'sha256-{digest(script)}'",
             "img-src data:",
             "base-uri 'none'",

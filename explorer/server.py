@@ -4,7 +4,6 @@ Any web page that the user has open can send requests to 127.0.0.1. So a request
 foreign name that was bound to 127.0.0.1 does not), and one that starts a run must be a POST from the page itself.
 """
 
-import html
 import sys
 import threading
 import traceback
@@ -13,6 +12,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs
 
+from tercet.explorer.problem_page import in_all_languages, language_of, problem_page, told
+from tercet.explorer.words import BilingualError
 from tercet.training.errors import UserError
 
 RUN_PATH = "/run"
@@ -91,12 +92,13 @@ class ExplorerServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: ExplorerServer  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = 30  # of a client that says nothing
+    _chosen: str | None = None  # language of the page that sent the text
 
     def do_GET(self) -> None:
         if not self._is_from_here():
             return
         if self.path.partition("?")[0] != "/":
-            self._send(HTTPStatus.NOT_FOUND, "not found\n", "text/plain")
+            self._send(HTTPStatus.NOT_FOUND, in_all_languages("request.unknown"), "text/plain")
             return
         self._send(HTTPStatus.OK, self.server.page)
 
@@ -104,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_from_here():
             return
         if self.path != RUN_PATH:
-            self._send(HTTPStatus.NOT_FOUND, "not found\n", "text/plain")
+            self._send(HTTPStatus.NOT_FOUND, in_all_languages("request.unknown"), "text/plain")
             return
         body = self._read_body()
         if body is None:
@@ -113,15 +115,15 @@ class _Handler(BaseHTTPRequestHandler):
         # Browsers send line ends of a text box as CR LF.
         prompt = fields.get("prompt", [""])[-1].replace("\r\n", "\n")
         wanted = fields.get("new_tokens", [str(self.server.new_tokens)])[-1]
+        self._chosen = fields.get("language", [None])[-1]
         self._run(prompt, wanted)
 
     def _run(self, prompt: str, wanted: str) -> None:
         if not wanted.strip().isdecimal() or len(wanted) > _MAX_DIGITS or int(wanted) < 1:
-            self._send_problem(HTTPStatus.BAD_REQUEST, "new tokens: give a number of at least 1", prompt)
+            self._send_problem(HTTPStatus.BAD_REQUEST, BilingualError("new_tokens.number"), prompt)
             return
         if not self.server.is_running.acquire(blocking=False):
-            problem = "another run is being recorded: try again when it is done"
-            self._send_problem(HTTPStatus.SERVICE_UNAVAILABLE, problem, prompt)
+            self._send_problem(HTTPStatus.SERVICE_UNAVAILABLE, BilingualError("run.busy"), prompt)
             return
         try:
             failure = self._failure_of_run(prompt, int(wanted))
@@ -137,17 +139,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def _failure_of_run(self, prompt: str, new_tokens: int) -> tuple[HTTPStatus, str] | None:
+    def _failure_of_run(self, prompt: str, new_tokens: int) -> tuple[HTTPStatus, BilingualError] | None:
         """Make the page, or say why there is none."""
         try:
             self.server.page = self.server.make_page(prompt, new_tokens, self.server.check_running)
         except UserError as error:
-            return HTTPStatus.BAD_REQUEST, str(error)
+            return HTTPStatus.BAD_REQUEST, told(error)
         except StoppedError:
             raise
         except Exception as error:
             traceback.print_exc()
-            return HTTPStatus.INTERNAL_SERVER_ERROR, f"the run failed: {type(error).__name__}: {error}"
+            return HTTPStatus.INTERNAL_SERVER_ERROR, told(error)
         return None
 
     def _is_from_here(self) -> bool:
@@ -155,19 +157,21 @@ class _Handler(BaseHTTPRequestHandler):
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if host in self.server.hosts and (origin is None or origin.removeprefix("http://") in self.server.hosts):
             return True
-        self._send(HTTPStatus.FORBIDDEN, f"this server answers only to {self.server.url}\n", "text/plain")
+        refusal = in_all_languages("request.foreign", url=self.server.url)
+        self._send(HTTPStatus.FORBIDDEN, refusal, "text/plain")
         return False
 
     def _read_body(self) -> bytes | None:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or len(length) > 12:
-            self._send_problem(HTTPStatus.LENGTH_REQUIRED, "the request does not tell its length", "")
+            self._send_problem(HTTPStatus.LENGTH_REQUIRED, BilingualError("request.length"), "")
         elif int(length) > MAX_BODY_BYTES:
             self._throw_away(int(length))
-            problem = f"the prompt is too long: {int(length):,} bytes, and at most {MAX_BODY_BYTES:,} are taken"
+            problem = BilingualError("prompt.size", size=f"{int(length):,}", most=f"{MAX_BODY_BYTES:,}")
             self._send_problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem, "")
         elif self.headers.get_content_type() != _FORM_TYPE:
-            self._send_problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a run is asked for as {_FORM_TYPE}", "")
+            problem = BilingualError("request.type", type=_FORM_TYPE)
+            self._send_problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, problem, "")
         else:
             return self.rfile.read(int(length))
         return None
@@ -178,8 +182,9 @@ class _Handler(BaseHTTPRequestHandler):
         while left > 0 and (got := len(self.rfile.read(min(left, MAX_BODY_BYTES)))):
             left -= got
 
-    def _send_problem(self, status: HTTPStatus, problem: str, prompt: str) -> None:
-        self._send(status, _problem_page(problem, prompt, self.server.new_tokens))
+    def _send_problem(self, status: HTTPStatus, problem: BilingualError, prompt: str) -> None:
+        language = language_of(self._chosen, self.headers.get("Accept-Language"))
+        self._send(status, problem_page(problem, prompt, self.server.new_tokens, language, RUN_PATH))
 
     def _send(self, status: HTTPStatus, text: str, kind: str = "text/html") -> None:
         content = text.encode("utf-8", "replace")
@@ -194,28 +199,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: the terminal is for what the user asked to know."""
-
-
-def _problem_page(problem: str, prompt: str, new_tokens: int) -> str:
-    """Says what is wrong, and has the box again with what was in it."""
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; form-action 'self'">
-<title>Tercet explorer</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 2rem auto; padding: 0 1rem; }}
-textarea {{ box-sizing: border-box; width: 100%; font: inherit; }}
-</style>
-<h1>This text was not run</h1>
-<p role="alert">{html.escape(problem)}</p>
-<form method="post" action="{RUN_PATH}">
-<p><label>Prompt<br><textarea name="prompt" rows="4" required>
-{html.escape(prompt)}</textarea></label>
-<p><label>New tokens <input name="new_tokens" type="number" min="1" value="{new_tokens}" required></label>
-<button>Run</button>
-</form>
-<p><a href="/">Back to the page before</a>
-"""

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tercet.explorer.costs import LayerBytes, WeightBytes, cache_layers, counted_flops
+from tercet.explorer.reach import Reach, num_keys
 from tercet.explorer.record import StepFacts
 
 _MAX_REPETITIONS = 7
@@ -142,25 +143,23 @@ def _only(cache: dict[str, Any]) -> Any:
     return next(iter(cache.values()), None)
 
 
-def make_steps(
-    passes: Sequence[PassFacts], weights: WeightBytes, windows: Sequence[int | None]
-) -> tuple[StepFacts, ...]:
+def make_steps(passes: Sequence[PassFacts], weights: WeightBytes, reaches: Sequence[Reach]) -> tuple[StepFacts, ...]:
     """The passes as the record has them.
 
     Args:
         passes: Timed at least once.
         weights: Of the model.
-        windows: Of each layer.
+        reaches: Of each layer, how far back it sees.
     """
     return tuple(
         StepFacts(
             num_queries=facts.num_queries,
-            num_keys=max(min(facts.num_tokens, window or facts.num_tokens) for window in windows),
+            num_keys=max(num_keys(facts.num_tokens, reach) for reach in reaches),
             flops=facts.flops,
             weight_bytes_read=weights.of_pass(facts.num_queries),
             cache_bytes_read=sum(layer.visible for layer in facts.before),
             cache_bytes=sum(layer.held for layer in facts.after),
-            cache_bytes_per_layer=tuple(layer.held for layer in facts.after) or (0,) * len(windows),
+            cache_bytes_per_layer=tuple(layer.held for layer in facts.after) or (0,) * len(reaches),
             cache_bytes_allocated=sum(layer.allocated for layer in facts.after),
             duration_s=statistics.median(facts.durations_s),
             token=facts.num_tokens,

@@ -16,11 +16,12 @@ from tercet.explorer.activations import collect_activations
 from tercet.explorer.anatomy import Anatomy, find_parts, mlp_width, text_config
 from tercet.explorer.costs import has_experts, weight_bytes
 from tercet.explorer.facts import max_positions, model_facts, name_of, versions
+from tercet.explorer.reach import Reach
 from tercet.explorer.record import NUM_CANDIDATES, Activations, LeftOut, Sampling, TokenFacts, Trace
 from tercet.explorer.recorder import record_pass
 from tercet.explorer.timing import Inference, make_steps, measure_inference
 from tercet.explorer.tokens import TokenReader, read_tokens, stands_for
-from tercet.training.errors import UserError
+from tercet.explorer.words import BilingualError
 from tercet.training.hardware import free_memory_bytes
 from tercet.training.samples import document_start
 
@@ -57,10 +58,10 @@ def trace(
             the run.
 
     Raises:
-        UserError: The prompt is empty or too long, or the model is not one that can be recorded.
+        BilingualError: The prompt is empty or too long, or the model is not one that can be recorded.
     """
     if new_tokens < 1:
-        raise UserError(f"new tokens are {new_tokens}: at least 1 is needed")
+        raise BilingualError("new_tokens.few", new_tokens=new_tokens)
     anatomy = find_parts(model)
     prompt_ids = _prompt_ids(tokenizer, text)
     check_room(model, prompt_ids.shape[1], new_tokens)
@@ -79,7 +80,8 @@ def trace(
     tokens = read_tokens(reader, ids[0].tolist(), text, num_prompt)
     losses = F.cross_entropy(activations.logits[:-1], ids[0, 1:].cpu(), reduction="none").tolist()
     weights = weight_bytes(model, anatomy)
-    cached = make_steps(inference.cached or inference.uncached[:1], weights, facts.windows)
+    reaches = [Reach(layer.window, layer.chunk) for layer in facts.layers]
+    cached = make_steps(inference.cached or inference.uncached[:1], weights, reaches)
     return Trace(
         model=facts,
         prompt=text,
@@ -89,7 +91,7 @@ def trace(
         vocabulary=_vocabulary(reader, activations, ids, num_prompt),
         prefill=cached[0],
         decode=cached[1:],
-        uncached=make_steps(inference.uncached, weights, facts.windows),
+        uncached=make_steps(inference.uncached, weights, reaches),
         cache_bytes_per_token=_cache_bytes_per_token(inference, facts.num_layers),
         losses=tuple(losses),
         bits_per_byte=_bits_per_byte(tokens[:num_prompt], losses),
@@ -102,15 +104,15 @@ def trace(
 def _prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
     """(1, P)."""
     if not text:
-        raise UserError("the prompt is empty: give a text to look at")
+        raise BilingualError("prompt.empty")
     try:
         text.encode()
     except UnicodeEncodeError:  # so Python reads bytes of a command line that are no UTF-8
-        raise UserError("the prompt is no valid UTF-8: give it in that encoding") from None
+        raise BilingualError("prompt.utf8") from None
     ids = document_start(cast(PreTrainedTokenizerFast, tokenizer), text)
     start = 0 if tokenizer.bos_token_id is None else 1
     if ids.shape[1] <= start:
-        raise UserError("the tokenizer makes no token of the prompt: give a text with words in it")
+        raise BilingualError("prompt.tokens")
     return ids
 
 
@@ -118,17 +120,15 @@ def check_room(model: PreTrainedModel, num_prompt_tokens: int, new_tokens: int) 
     """Refuse a text that is longer than the context that the model was made for.
 
     Raises:
-        UserError: Names the counts and the remedy.
+        BilingualError: Names the counts and the remedy.
     """
     longest = max_positions(model)
     if longest is None or num_prompt_tokens + new_tokens <= longest:
         return
     if num_prompt_tokens >= longest:
-        raise UserError(f"the prompt has {num_prompt_tokens} tokens, and the model's context {longest}: shorten it")
-    raise UserError(
-        f"{num_prompt_tokens} prompt tokens and {new_tokens} new ones are more than the model's context of {longest}: "
-        f"ask for at most {longest - num_prompt_tokens} new ones"
-    )
+        raise BilingualError("prompt.long", tokens=num_prompt_tokens, context=longest)
+    most = longest - num_prompt_tokens
+    raise BilingualError("new_tokens.many", prompt=num_prompt_tokens, new_tokens=new_tokens, context=longest, most=most)
 
 
 def _check_memory(model: PreTrainedModel, anatomy: Anatomy, num_tokens: int) -> None:
@@ -142,10 +142,8 @@ def _check_memory(model: PreTrainedModel, anatomy: Anatomy, num_tokens: int) -> 
     )
     needed, free = 4 * numbers, free_memory_bytes()
     if needed > free:
-        raise UserError(
-            f"the record of {num_tokens} tokens needs about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory "
-            "are free: shorten the prompt or ask for fewer new tokens"
-        )
+        sizes = {"needed": f"{needed / 1e9:.1f} GB", "free": f"{free / 1e9:.1f} GB"}
+        raise BilingualError("memory", tokens=num_tokens, **sizes)
 
 
 @contextmanager
@@ -207,18 +205,13 @@ def _caveats(
 ) -> list[LeftOut]:
     caveats = []
     if not inference.cached:
-        caveats.append(
-            LeftOut("cache", "the model returned no cache of keys and values, so each pass runs over all tokens")
-        )
+        caveats.append(LeftOut("cache", "no_cache"))
     if not stands_for(prompt, text):
-        caveats.append(LeftOut("tokens", "the tokenizer changes the text, so the tokens do not spell it byte by byte"))
+        caveats.append(LeftOut("tokens", "text_changed"))
     if has_experts(model):
-        caveats.append(LeftOut("weight_bytes_read", "all experts are counted, as if every pass read each of them"))
+        caveats.append(LeftOut("weight_bytes_read", "all_experts_counted"))
     likeliest = activations.logits[len(prompt) - 1 : -1].argmax(-1)
     differing = int((likeliest != ids[0, len(prompt) :].cpu()).sum())
     if sampling is None and differing:
-        reason = (
-            f"{differing} of the chosen tokens are nearly tied with another: by rounding the record puts that first"
-        )
-        caveats.append(LeftOut("logits", reason))
+        caveats.append(LeftOut("logits", "ties", {"differing": str(differing)}))
     return caveats

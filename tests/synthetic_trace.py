@@ -8,7 +8,19 @@ import math
 
 import torch
 
-from tercet.explorer.record import NUM_CANDIDATES, Activations, ModelFacts, StepFacts, TokenFacts, Trace, WeightFacts
+from tercet.explorer.record import (
+    NUM_CANDIDATES,
+    Activations,
+    EntryFacts,
+    ExitFacts,
+    LayerFacts,
+    ModelFacts,
+    NormFacts,
+    StepFacts,
+    TokenFacts,
+    Trace,
+    WeightFacts,
+)
 
 WORDS = [
     "the",
@@ -86,17 +98,14 @@ def synthetic_trace(
             num_heads=H,
             num_key_value_heads=K,
             head_dim=D,
-            intermediate_size=F,
             vocab_size=V,
             max_positions=1024,
             positions="learned",
-            norm="LayerNorm",
-            norms_first=True,
-            rotated=(False,) * L,
-            mlp="plain",
             activation="gelu_new",
-            attention_scales=(1 / math.sqrt(D),) * L,
-            windows=(None,) * L,
+            activation_is_seen=True,
+            entry=EntryFacts(1.0, 0, "as_is", 1.0),
+            exit=ExitFacts(_norm("ln_f"), "as_is", 1.0),
+            layers=(_layer(K, D, F),) * L,
             num_parameters=sum(math.prod(weight.shape) for weight in weights if weight.tied_to is None),
             weights=weights,
             hyperparameters={"n_embd": E, "n_layer": L, "n_head": H, "vocab_size": V, "layer_norm_epsilon": 1e-5},
@@ -132,6 +141,37 @@ def synthetic_trace(
         ),
         left_out=(),
         versions={"torch": torch.__version__},
+    )
+
+
+def _norm(module: str) -> NormFacts:
+    return NormFacts(module, "LayerNorm", "weight", True)
+
+
+def _layer(num_key_value_heads: int, head_dim: int, mlp_width: int) -> LayerFacts:
+    return LayerFacts(
+        mixer="GPT2Attention",
+        attends=True,
+        num_key_value_heads=num_key_value_heads,
+        head_dim=head_dim,
+        window=None,
+        chunk=None,
+        rotates=False,
+        angle_set=None,
+        attention_scale=1 / math.sqrt(head_dim),
+        softcap=None,
+        has_sink=False,
+        order="sequential",
+        added_scale=1.0,
+        attention_input="normed",
+        mlp_input="normed",
+        norm_before_attention=_norm("ln_1"),
+        norm_after_attention=None,
+        norm_before_mlp=_norm("ln_2"),
+        norm_after_mlp=None,
+        inner_norms=(),
+        mlp="plain",
+        mlp_width=mlp_width,
     )
 
 

@@ -14,6 +14,7 @@ function fromBase64(text) {
 }
 
 async function inflate(text) {
+  if (!window.DecompressionStream) return inflated(fromBase64(text)).buffer;
   const stream = new Blob([fromBase64(text)]).stream().pipeThrough(new DecompressionStream('deflate'));
   return new Response(stream).arrayBuffer();
 }

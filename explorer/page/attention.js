@@ -30,7 +30,11 @@ let pictures = null; // of the present theme
 
 view('attention', ['layer', 'head', 'token'], async (section) => {
   const intro = [
-    heading('attention', { layers: model.num_layers, heads: model.num_heads, all: model.num_layers * model.num_heads }),
+    heading('attention', {
+      layers: ATTENDING_LAYERS,
+      heads: model.num_heads,
+      all: ATTENDING_LAYERS * model.num_heads,
+    }),
   ];
   if (!has('attentions')) {
     fill(section, intro, absence('attentions'));
@@ -48,7 +52,8 @@ view('attention', ['layer', 'head', 'token'], async (section) => {
     model.num_key_value_heads < model.num_heads
       ? para('attention.grouped', { heads: model.num_heads, kvheads: model.num_key_value_heads, group: HEADS_PER_KEY })
       : null,
-    HAS_WINDOWS ? para('attention.windows', { list: windowList() }) : null,
+    limitText('window', 'attention.windows'),
+    limitText('chunk', 'attention.chunks'),
     el(
       'div',
       { class: 'attention-wide' },
@@ -66,8 +71,9 @@ view('attention', ['layer', 'head', 'token'], async (section) => {
   );
 });
 
-function windowList() {
-  return model.windows.map((window, layer) => `${layer}: ${window ?? '∞'}`).join(', ');
+function limitText(field, key) {
+  if (!model.layers.some((layer) => layer[field] !== null)) return null;
+  return para(key, { list: model.layers.map((layer, i) => `${i}: ${layer[field] ?? '∞'}`).join(', ') });
 }
 
 function legend() {
@@ -78,7 +84,7 @@ function legend() {
     swatch('ramp'),
     ` ${say('attention.ramp')} `,
     swatch('masked'),
-    ` ${say(HAS_WINDOWS ? 'attention.masked.window' : 'attention.masked')}`,
+    ` ${say(HAS_LIMITS ? 'attention.masked.window' : 'attention.masked')}`,
   );
 }
 

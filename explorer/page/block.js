@@ -5,39 +5,45 @@ let phase = 'prefill';
 
 /** The parts in the order of computation, with the columns and the rows of the grid that each takes. */
 function blockParts() {
-  const turn = model.positions === 'rotary' ? 1 : 0; // the rotation has a row of its own
-  return [
-    ['input', '2 / 5', '1'],
-    ['norm1', '2 / 5', '2'],
-    ['q', '2 / 3', '3'],
-    ['k', '3 / 4', '3'],
-    ['v', '4 / 5', '3'],
-    ...(turn ? [['rotate', '2 / 4', '4']] : []),
-    ['cache', '4 / 5', `4 / ${7 + turn}`],
-    ['scores', '2 / 4', `${4 + turn}`],
-    ['mask', '2 / 4', `${5 + turn}`],
-    ['softmax', '2 / 4', `${6 + turn}`],
-    ['weighted', '2 / 5', `${7 + turn}`],
-    ['output', '2 / 5', `${8 + turn}`],
-    ['add1', '2 / 5', `${9 + turn}`],
-    ['norm2', '2 / 5', `${10 + turn}`],
-    ['expand', '2 / 3', `${11 + turn}`],
-    ['activation', '3 / 4', `${11 + turn}`],
-    ['contract', '4 / 5', `${11 + turn}`],
-    ['add2', '2 / 5', `${12 + turn}`],
-  ];
+  const layer = model.layers[state.layer];
+  const parts = [];
+  let row = 0;
+  const whole = (name) => parts.push([name, '2 / 5', String((row += 1))]);
+  whole('input');
+  if (layer.attends || layer.mixer) whole('norm1');
+  if (layer.attends) {
+    row += 1;
+    parts.push(['q', '2 / 3', String(row)], ['k', '3 / 4', String(row)], ['v', '4 / 5', String(row)]);
+    const inner = [...(model.positions === 'rotary' ? ['rotate'] : []), 'scores', 'mask', 'softmax'];
+    const first = row + 1;
+    for (const name of inner) {
+      if (name === 'scores') parts.push(['cache', '4 / 5', `${first} / ${first + inner.length}`]);
+      parts.push([name, '2 / 4', String((row += 1))]);
+    }
+    whole('weighted');
+    whole('output');
+  } else if (layer.mixer) {
+    whole('mixer');
+  }
+  if (layer.attends || layer.mixer) whole('add1');
+  if (layer.mlp !== 'none') {
+    whole('norm2');
+    row += 1;
+    parts.push(['expand', '2 / 3', String(row)], ['activation', '3 / 4', String(row)], ['contract', '4 / 5', String(row)]);
+    whole('add2');
+  }
+  return parts;
 }
 
 /** The residual stream beside the parts: from the input to the first sum, and from there to the second. */
 function residualLines(parts) {
   const row = (name) => Number(parts.find(([part]) => part === name)[2]);
-  return [
-    ['input', 'add1'],
-    ['add1', 'add2'],
-  ].map(([from, to]) => {
+  const stops = ['input', 'add1', 'add2'].filter((name) => parts.some(([part]) => part === name));
+  return stops.slice(1).map((to, i) => {
+    const from = stops[i];
     const line = el(
       'div',
-      { class: from === 'add1' ? 'residual second' : 'residual', 'aria-hidden': 'true' },
+      { class: i ? 'residual second' : 'residual', 'aria-hidden': 'true' },
       el('span', {}, say('block.residual')),
     );
     line.style.gridRow = `${row(from)} / ${row(to) + 1}`;
@@ -49,9 +55,11 @@ function residualLines(parts) {
 function partShapes() {
   const step = facts.steps[phase === 'prefill' ? 0 : Math.max(1, state.step)];
   const [B, T] = [1, step.num_queries];
+  const layer = model.layers[state.layer];
   // Prefill computes the scores of all its tokens, and a window masks some; decode has no others than the window's.
-  const S = phase === 'prefill' ? T : Math.min(step.token, model.windows[state.layer] ?? Infinity);
-  const { hidden_size: E, num_heads: H, num_key_value_heads: K, head_dim: D, intermediate_size: F } = model;
+  const S = phase === 'prefill' ? T : visibleKeys(layer, step.token);
+  const { hidden_size: E, num_heads: H } = model;
+  const { num_key_value_heads: K, head_dim: D, mlp_width: F } = layer;
   const stream = [
     ['B', 'T', 'E'],
     [B, T, E],
@@ -79,6 +87,7 @@ function partShapes() {
   return {
     input: stream,
     norm1: stream,
+    mixer: stream,
     q: queries,
     k: keys,
     v: keys,
@@ -102,8 +111,28 @@ function shapeText([letters, sizes]) {
   return el('span', { class: 'shape' }, `(${letters.join(', ')})`, el('br'), shape(...sizes));
 }
 
+/** How many keys the last of so many tokens sees. */
+function visibleKeys({ window, chunk }, tokens) {
+  return chunk === null ? Math.min(tokens, window ?? Infinity) : ((tokens - 1) % chunk) + 1;
+}
+
+/** What is not as in the usual block, of the chosen layer. */
+function blockRemarks() {
+  const { order, attends, mixer, mlp } = model.layers[state.layer];
+  const values = { layer: state.layer, mixer };
+  const remark = (key) => para(key, values, 'absent');
+  return [
+    attends ? null : remark(mixer ? 'block.mixer' : 'block.only_mlp'),
+    mlp === 'none' ? remark('block.no_mlp') : null,
+    order === 'parallel' ? remark('block.parallel') : null,
+    order === 'other' && attends && mlp !== 'none' ? remark('block.unusual') : null,
+  ];
+}
+
 view('block', ['layer', 'head', 'token', 'step'], async (section) => {
+  if (!blockParts().some(([part]) => part === chosenPart)) chosenPart = 'input';
   const panel = await partPanel(chosenPart);
+  const introKey = ATTENDING_LAYERS < model.num_layers ? 'block.intro_mixed' : 'block.intro';
   const shapes = partShapes();
   const phases = [['prefill', say('block.prefill', { tokens: PROMPT_TOKENS })]];
   if (facts.has_cache && facts.steps.length > 1) phases.push(['decode', say('block.decode')]);
@@ -135,15 +164,13 @@ view('block', ['layer', 'head', 'token', 'step'], async (section) => {
   );
   fill(
     section,
-    heading('block', { layers: model.num_layers, layer: state.layer }),
+    heading('block', { layers: model.num_layers, layer: state.layer, attending: ATTENDING_LAYERS }, introKey),
     choices(say('block.phase'), phases, phase, (value) => {
       phase = value;
       drawOne(views.find((item) => item.id === 'block'));
     }),
     el('p', { class: 'note' }, say('block.legend')),
-    facts.residual === 'sequential'
-      ? null
-      : para(facts.residual === 'other' ? 'block.unusual' : 'block.parallel', {}, 'absent'),
+    blockRemarks(),
     el('div', { class: 'block-wide' }, grid, el('div', { class: 'panel', 'aria-live': 'polite' }, panel)),
   );
   for (const list of section.querySelectorAll('.bars.tall')) {
@@ -153,5 +180,15 @@ view('block', ['layer', 'head', 'token', 'step'], async (section) => {
 });
 
 function partName(part) {
-  return say(`part.${part}.name`, { norm: model.norm, activation: model.activation });
+  const layer = model.layers[state.layer];
+  if (part === 'norm1') return normName(layer.attention_input, layer.norm_before_attention);
+  if (part === 'norm2') return normName(layer.mlp_input, layer.norm_before_mlp);
+  if (part === 'rotate' && layer.rotates === false) return say('part.rotate.name_none');
+  return say(`part.${part}.name`, { activation: model.activation, mixer: layer.mixer });
+}
+
+/** What stands before a part, by how that is given the stream. */
+function normName(input, norm) {
+  if (norm) return norm.label;
+  return say(input === 'as_is' ? 'part.norm.none' : 'part.norm.unseen');
 }

@@ -38,25 +38,94 @@ async function partPanel(part) {
     head: state.head,
     token: tokenText(state.token),
     position: state.token,
-    norm: model.norm,
     activation: model.activation,
+    mixer: model.layers[state.layer].mixer,
     group: HEADS_PER_KEY,
     kvhead: keyHead(),
     heads: model.num_heads,
     kvheads: model.num_key_value_heads,
     dim: D,
     size: count(model.hidden_size),
-    wide: count(model.intermediate_size),
-    factor: Number((model.intermediate_size / model.hidden_size).toFixed(2)),
-    scale: model.attention_scales ? num(model.attention_scales[state.layer]) : '',
+    wide: count(mlpWidth()),
+    factor: Number((mlpWidth() / model.hidden_size).toFixed(2)),
   };
   const numbers = await PART_NUMBERS[part](values);
   return [
     el('h3', {}, partName(part)),
-    para(`part.${part}.text`, values),
+    partText(part, values),
     el('p', { class: 'where' }, say('part.where', values)),
     numbers,
     weightsOf(part) && [el('h4', {}, say('part.weights')), weightsOf(part)],
+  ];
+}
+
+function mlpWidth() {
+  return model.layers[state.layer].mlp_width;
+}
+
+/** The sentences of a part: only what is so in the chosen layer. */
+function partText(part, values) {
+  const layer = model.layers[state.layer];
+  const texts = {
+    norm1: () => normText('part.norm1.text', layer.attention_input, layer.norm_before_attention),
+    norm2: () => normText(secondNorm(layer), layer.mlp_input, layer.norm_before_mlp),
+    q: () => [para('part.q.text', values), innerNorms(layer)],
+    k: () => [para('part.k.text', values), cachedText(), innerNorms(layer)],
+    v: () => [para('part.v.text', values), cachedText()],
+    rotate: () => (layer.rotates ? para('part.rotate.text') : null),
+    cache: () => [para('part.cache.text'), isLimited(layer) ? para('part.cache.limit') : null],
+    scores: () => [
+      layer.attention_scale === null
+        ? para('part.scores.unscaled')
+        : para('part.scores.text', { scale: num(layer.attention_scale) }),
+      layer.softcap === null ? null : para('part.scores.softcap', { cap: num(layer.softcap) }),
+      model.positions === 'alibi' ? para('part.scores.alibi') : null,
+    ],
+    mask: () => [
+      para('part.mask.text'),
+      layer.window === null ? null : para('part.mask.window', { window: count(layer.window) }),
+      layer.chunk === null ? null : para('part.mask.chunk', { chunk: count(layer.chunk) }),
+    ],
+    softmax: () => para(layer.has_sink ? 'part.softmax.sink' : 'part.softmax.text'),
+    output: () => [para('part.output.text', values), afterText(layer, layer.norm_after_attention)],
+    expand: () => para(layer.mlp === 'experts' ? 'part.expand.experts' : 'part.expand.text', values),
+    activation: () => [
+      para('part.activation.text'),
+      model.activation_is_seen ? null : para('part.activation.unseen', {}, 'absent'),
+    ],
+    contract: () => [para('part.contract.text', values), afterText(layer, layer.norm_after_mlp)],
+  };
+  return texts[part]?.() ?? (part === 'rotate' ? null : para(`part.${part}.text`, values));
+}
+
+function isLimited(layer) {
+  return layer.window !== null || layer.chunk !== null;
+}
+
+function normText(key, input, norm) {
+  if (norm) return para(key);
+  return para(input === 'as_is' ? 'part.norm.absent' : 'part.norm.unknown', {}, 'absent');
+}
+
+/** What the norm before the FFN is, by where the FFN stands. */
+function secondNorm(layer) {
+  if (layer.order !== 'parallel') return 'part.norm2.text';
+  return layer.norm_before_mlp?.module === layer.norm_before_attention?.module ? 'part.norm2.shared' : 'part.norm2.own';
+}
+
+function innerNorms(layer) {
+  return layer.inner_norms.length ? para('part.norm.inner', { names: layer.inner_norms.join(', ') }) : null;
+}
+
+function cachedText() {
+  return facts.cache_bytes_per_token[state.layer] > 0 ? para('part.cached') : null;
+}
+
+/** What happens to a result on its way to the stream. */
+function afterText(layer, norm) {
+  return [
+    norm ? para('part.norm.after', { module: norm.module }) : null,
+    layer.added_scale === 1 ? null : para('part.scale', { scale: num(layer.added_scale) }),
   ];
 }
 
@@ -74,15 +143,19 @@ async function streamVector(array, name, ...indices) {
   ];
 }
 
-async function normed(before, statsRow) {
-  const [mean, deviation, rms] = statsRow;
-  const centred = model.norm === 'LayerNorm';
-  const after = Float32Array.from(before, (value) => (centred ? (value - mean) / deviation : value / rms));
+/** A vector before and after a norm, without what is learned in it; and what that is. */
+function normed(before, [mean, deviation, rms], norm) {
+  const [isCentred, isRms] = [norm.label === 'LayerNorm', norm.label === 'RMSNorm'];
+  const isKnown = norm.scale !== 'unknown' && (isCentred || isRms);
+  const after = Float32Array.from(before, (value) => (isCentred ? (value - mean) / deviation : value / rms));
+  const learned = `${norm.scale === 'none' ? 'plain' : norm.scale}${norm.shift ? '_shift' : ''}`;
   return [
     vector(say('part.before'), before, { of: model.hidden_size }),
     el('p', { class: 'note' }, say('vector.stats', { mean: num(mean), deviation: num(deviation), rms: num(rms) })),
-    vector(say('part.normed'), after, { of: model.hidden_size }),
-    el('p', { class: 'note' }, say(centred ? 'part.norm.centred' : 'part.norm.rms')),
+    isKnown ? vector(say('part.normed'), after, { of: model.hidden_size }) : null,
+    isKnown
+      ? el('p', { class: 'note' }, say(isCentred ? 'part.norm.centred' : 'part.norm.rms'), ' ', say(`part.norm.${learned}`))
+      : para('part.norm.other', { class: norm.label }, 'note'),
   ];
 }
 
@@ -94,20 +167,22 @@ async function headVector(array, name, kind, head) {
 
 /** The token's scores against every key, those that the mask hides too: q·k times the scale. */
 async function scoresOf(layer, head, token) {
-  if (!has('queries') || !has('keys') || !model.attention_scales) return null;
+  const scale = model.layers[layer].attention_scale;
+  if (!has('queries') || !has('keys') || scale === null) return null;
   const [queries, keys] = await loadAll('queries', 'keys');
   const q = queries.row(layer, head, token);
   return Float32Array.from({ length: NUM_TOKENS }, (_, j) => {
     const k = keys.row(layer, Math.floor(head / HEADS_PER_KEY), j);
     let sum = 0;
     for (let i = 0; i < q.length; i++) sum += q[i] * k[i];
-    return sum * model.attention_scales[layer];
+    return sum * scale;
   });
 }
 
-/** Whether the causal mask (and the layer's window) lets a query see a key. */
+/** Whether the causal mask (and the layer's window or chunk) lets a query see a key. */
 function sees(layer, query, key) {
-  const window = model.windows[layer];
+  const { window, chunk } = model.layers[layer];
+  if (chunk !== null && Math.floor(query / chunk) !== Math.floor(key / chunk)) return false;
   return key <= query && (window === null || query - key < window);
 }
 
@@ -155,17 +230,22 @@ function sum(values) {
 const PART_NUMBERS = {
   input: () => streamVector('hidden', 'x', state.layer, state.token),
   norm1: async () => {
-    if (!model.norms_first) return para('part.norm.elsewhere', {}, 'absent');
+    const norm = model.layers[state.layer].norm_before_attention;
+    if (!norm) return null;
     const [hidden, stats] = await loadAll('hidden', 'hidden_stats');
-    return normed(hidden.row(state.layer, state.token), stats.row(state.layer, state.token));
+    return normed(hidden.row(state.layer, state.token), stats.row(state.layer, state.token), norm);
   },
   q: () => headVector('queries', 'q', 'query', state.head),
   k: () => headVector('keys', 'k', 'key', keyHead()),
   v: () => headVector('values', 'v', 'value', keyHead()),
   rotate: async () => {
-    if (!model.rotated[state.layer]) return para('part.rotate.none', { layer: state.layer }, 'absent');
+    const { rotates, angle_set: set } = model.layers[state.layer];
+    if (!rotates) {
+      return para(rotates === null ? 'part.rotate.unknown' : 'part.rotate.none', { layer: state.layer }, 'absent');
+    }
     if (!has('rotary')) return absence('rotary_angles');
-    const angles = (await load('rotary')).row(state.token);
+    if (set === null) return para('part.rotate.unrecorded', {}, 'absent');
+    const angles = (await load('rotary')).row(set, state.token);
     const list = Array.from(angles.slice(0, 6), (angle) => `${((angle * 180) / Math.PI).toFixed(1)}°`).join(', ');
     return el('p', { class: 'numbers' }, say('part.rotate.angles', { list, position: state.token }));
   },
@@ -225,7 +305,8 @@ const PART_NUMBERS = {
   },
   output: () => streamVector('attention_outputs', say('part.output.vector'), state.layer, state.token),
   add1: async () => {
-    if (!has('middle_stats')) return facts.residual === 'sequential' ? absence('attention_outputs') : null;
+    if (model.layers[state.layer].order !== 'sequential') return absence('attention_outputs');
+    if (!has('middle_stats')) return absence('attention_outputs');
     const [hidden, added, stats] = await loadAll('hidden', 'attention_outputs', 'middle_stats');
     const total = addUp(hidden.row(state.layer, state.token), added.row(state.layer, state.token));
     const [mean, deviation, rms] = stats.row(state.layer, state.token);
@@ -235,14 +316,16 @@ const PART_NUMBERS = {
     ];
   },
   norm2: async () => {
-    if (!model.norms_first) return para('part.norm.elsewhere', {}, 'absent');
-    if (!has('middle_stats')) return facts.residual === 'sequential' ? absence('attention_outputs') : null;
-    const [hidden, added, stats] = await loadAll('hidden', 'attention_outputs', 'middle_stats');
-    return normed(
-      addUp(hidden.row(state.layer, state.token), added.row(state.layer, state.token)),
-      stats.row(state.layer, state.token),
-    );
+    const { norm_before_mlp: norm, order } = model.layers[state.layer];
+    if (!norm || order === 'other') return norm ? absence('attention_outputs') : null;
+    const statistics = order === 'parallel' ? 'hidden_stats' : 'middle_stats';
+    if (!has(statistics)) return absence('attention_outputs');
+    const [hidden, added, stats] = await loadAll('hidden', 'attention_outputs', statistics);
+    const before = hidden.row(state.layer, state.token);
+    const read = order === 'parallel' ? before : addUp(before, added.row(state.layer, state.token));
+    return normed(read, stats.row(state.layer, state.token), norm);
   },
+  mixer: () => null,
   expand: async (values) => [
     el('p', { class: 'numbers' }, `${values.size} → ${values.wide} (× ${values.factor})`),
     has('neuron_ups')

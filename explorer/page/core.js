@@ -5,7 +5,9 @@ const model = facts.model;
 const NUM_TOKENS = facts.tokens.length;
 const PROMPT_TOKENS = facts.num_prompt_tokens;
 const HEADS_PER_KEY = model.num_heads / model.num_key_value_heads;
-const HAS_WINDOWS = model.windows.some((window) => window !== null);
+const HAS_LIMITS = model.layers.some((layer) => layer.window !== null || layer.chunk !== null);
+const ATTENDING_LAYERS = model.layers.filter((layer) => layer.attends).length;
+const KEEPING_LAYERS = facts.cache_bytes_per_token.filter((column) => column > 0).length; // that add columns
 const CALM = matchMedia('(prefers-reduced-motion: reduce)');
 const DARK = matchMedia('(prefers-color-scheme: dark)');
 
@@ -74,6 +76,14 @@ function put(text, values) {
   return text.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? String(values[name]) : whole));
 }
 
+/** The same where a value may be nodes. */
+function putNodes(text, values) {
+  return text.split(/(\{\w+\})/).map((piece) => {
+    const name = piece.slice(1, -1);
+    return piece[0] === '{' && name in values ? (Array.isArray(values[name]) ? values[name] : String(values[name])) : piece;
+  });
+}
+
 /** A string of the chosen language as plain text. */
 function say(key, values = {}) {
   return put(lookUp(key).replace(/[*`]/g, ''), values);
@@ -87,12 +97,27 @@ function rich(key, values = {}) {
     .map((piece) => {
       if (piece[0] === '*') return el('dfn', {}, put(piece.slice(1, -1), values));
       if (piece[0] === '`') return el('code', {}, put(piece.slice(1, -1), values));
-      return put(piece, values);
+      return putNodes(piece, values);
     });
 }
 
 function para(key, values, kind = '') {
   return el('p', { class: kind || null }, rich(key, values));
+}
+
+/** "layer 3" or "layers 0, 3, 6". */
+function layerList(layers) {
+  return say(layers.length === 1 ? 'layer.one' : 'layer.several', { list: layers.join(', ') });
+}
+
+/** Names and versions, which no language changes. */
+function versionList() {
+  return Object.entries(facts.versions)
+    .map(([name, version], i) => [
+      `${i ? ' · ' : ''}${name === 'processor' ? say('about.processor') : name} `,
+      el('span', { class: 'proper-name', lang: 'en' }, version),
+    ])
+    .flat();
 }
 
 // ---- Numbers ----
@@ -166,7 +191,7 @@ function spelt(from, to) {
   const pieces = [];
   for (const token of facts.tokens.slice(from, to)) {
     if (token.is_special) pieces.push({ special: token.text });
-    else if (pieces.at(-1)?.hex) pieces.at(-1).hex += token.bytes;
+    else if (pieces[pieces.length - 1]?.hex) pieces[pieces.length - 1].hex += token.bytes;
     else if (token.bytes) pieces.push({ hex: token.bytes });
   }
   return pieces.map(({ special, hex }) =>
@@ -196,11 +221,7 @@ let palette = {};
 function readPalette() {
   const style = getComputedStyle(document.documentElement);
   const names = ['ink', 'faint', 'line', 'ground', 'panel', 'accent', 'minus', 'key', 'value', 'heat', 'mask'];
-  // A custom property is as the style sheet has it: light-dark(#…, #…).
-  const side = style.colorScheme.includes('dark') && (style.colorScheme === 'dark' || DARK.matches) ? 1 : 0;
-  palette = Object.fromEntries(
-    names.map((name) => [name, style.getPropertyValue(`--${name}`).match(/#[0-9a-f]{6}/g)[side]]),
-  );
+  palette = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
   palette.font = `11px ${getComputedStyle(document.body).fontFamily}`;
   palette.rgb = Object.fromEntries(names.map((name) => [name, channels(palette[name])]));
 }
@@ -287,7 +308,7 @@ async function drawOne(item) {
 
 /** Long rows scroll: the token that matters stays in sight. */
 function showChosen(row) {
-  const token = row.querySelector('[aria-selected="true"]') ?? [...row.querySelectorAll('.asked')].at(-1);
+  const token = row.querySelector('[aria-selected="true"]') ?? [...row.querySelectorAll('.asked')].pop();
   if (!token || row.scrollHeight <= row.clientHeight) return;
   row.scrollTop = token.offsetTop - row.offsetTop - row.clientHeight / 2;
 }
@@ -301,8 +322,8 @@ function drawAll() {
 }
 
 /** Heading and first sentences of a section, numbered. */
-function heading(id, values = {}) {
-  return [el('h2', { id: `${id}-title` }, say(`${id}.title`)), para(`${id}.intro`, values, 'intro')];
+function heading(id, values = {}, intro = `${id}.intro`) {
+  return [el('h2', { id: `${id}-title` }, say(`${id}.title`)), para(intro, values, 'intro')];
 }
 
 /** What the page does not hold of a part, and why. */
@@ -320,12 +341,10 @@ function absence(...parts) {
 /** Parts of the page that are there although the record says something about them: a remark, no absence. */
 const ALWAYS_THERE = ['tokens', 'weight_bytes_read', 'logits', 'embeddings', 'hidden'];
 
-/** The recorder's reasons are in English, whatever the page's language. */
-function absenceText({ part, reason }) {
+function absenceText({ part, reason, values }) {
   const there = ALWAYS_THERE.includes(part) || has(part);
-  return [
-    say(there ? 'absent.note' : 'absent.lead', { part: say(`absent.part.${part}`) }),
-    ' ',
-    reason === null ? say('absent.size') : el('span', { lang: 'en' }, `${reason}.`),
-  ];
+  return say(there ? 'absent.note' : 'absent.lead', {
+    part: say(`absent.part.${part}`),
+    reason: say(`reason.${reason}`, values),
+  });
 }

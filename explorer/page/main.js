@@ -29,6 +29,7 @@ state.theme = THEMES.includes(recall('theme')) ? recall('theme') : 'auto';
 if (['en', 'zh'].includes(recall('language'))) state.language = recall('language');
 
 function applyTheme() {
+  byId('dark').media = { auto: '(prefers-color-scheme: dark)', light: 'not all', dark: 'all' }[state.theme];
   if (state.theme === 'auto') delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = state.theme;
   readPalette();
@@ -81,13 +82,15 @@ function drawFrame() {
 /** The box for another prompt, where a server stands behind the page. */
 function drawAsk() {
   if (!facts.form_action) return;
+  const written = byId('ask').querySelector('form')?.elements; // kept when the language changes
   const box = el('textarea', { name: 'prompt', rows: 2, required: true, id: 'ask-prompt' });
-  box.value = facts.prompt;
+  box.value = written?.prompt.value ?? facts.prompt;
   fill(
     byId('ask'),
     el(
       'form',
-      { class: 'ask', method: 'post', action: facts.form_action },
+      { class: 'ask', method: 'post', action: facts.form_action, onsubmit: showRunning },
+      el('input', { type: 'hidden', name: 'language', value: state.language }),
       el('label', { htmlFor: 'ask-prompt' }, say('ask.prompt')),
       box,
       el(
@@ -98,13 +101,23 @@ function drawAsk() {
           type: 'number',
           name: 'new_tokens',
           min: '1',
-          value: String(Math.max(NUM_TOKENS - PROMPT_TOKENS, 1)),
+          required: true,
+          value: written?.new_tokens.value ?? String(Math.max(NUM_TOKENS - PROMPT_TOKENS, 1)),
         }),
       ),
-      el('button', { type: 'submit', class: 'control primary' }, say('ask.run')),
+      el('button', { type: 'submit', class: 'control primary', id: 'ask-run' }, say('ask.run')),
     ),
   );
 }
+
+/** A run may take minutes, and the browser shows little of it. */
+function showRunning() {
+  byId('ask-run').disabled = true;
+  byId('ask-run').textContent = say('ask.running');
+}
+
+// Who comes back to the page finds it as it was left.
+window.addEventListener('pageshow', (event) => event.persisted && drawFrame());
 
 /** What all sections show: layer, head and token. */
 function drawBar() {
@@ -144,9 +157,7 @@ function drawFooter() {
     el(
       'p',
       { class: 'note' },
-      Object.entries(facts.versions)
-        .map(([name, version]) => `${name} ${version}`)
-        .join(' · '),
+      versionList(),
     ),
   );
 }
@@ -219,4 +230,5 @@ window.explorer = {
   player,
   strings: STRINGS,
   missing,
+  inflated,
 };

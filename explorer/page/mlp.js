@@ -13,10 +13,11 @@ const ACTIVATIONS = [
 const NUM_EXPANDED = 8; // neurons of which the block's panels show the numbers before the activation
 
 view('ffn', ['layer', 'token'], async (section) => {
-  const factor = model.intermediate_size / model.hidden_size;
+  const factor = mlpWidth() / model.hidden_size;
+  const { mlp, mlp_input: mlpInput } = model.layers[state.layer];
   const values = {
     size: count(model.hidden_size),
-    wide: count(model.intermediate_size),
+    wide: count(mlpWidth()),
     factor: Number(factor.toFixed(2)),
     activation: model.activation,
     layer: state.layer,
@@ -24,12 +25,17 @@ view('ffn', ['layer', 'token'], async (section) => {
     position: state.token,
     share: percent(mlpShare()),
   };
-  const intro = [heading('ffn', values), para(`ffn.${model.mlp}`, values)];
+  const intro = [
+    heading('ffn', values),
+    para(`ffn.${mlp}`, values),
+    model.activation_is_seen || mlp === 'none' ? null : para('part.activation.unseen', {}, 'absent'),
+  ];
   const drawing = el(
     'div',
     { class: 'widths', role: 'img', 'aria-label': say('ffn.widths', values) },
     ['contracted', 'expanded', 'expanded', 'contracted'].map((kind, i) => {
-      const bar = el('div', { class: `width ${kind}` }, el('span', {}, say(`ffn.width.${i}`, values)));
+      const name = i || mlpInput === 'normed' ? `ffn.width.${i}` : 'ffn.width.0_as_is';
+      const bar = el('div', { class: `width ${kind}` }, el('span', {}, say(name, values)));
       bar.style.width = `${kind === 'expanded' ? 100 : Math.min(100, 100 / factor)}%`;
       return bar;
     }),
@@ -56,10 +62,10 @@ view('ffn', ['layer', 'token'], async (section) => {
         vector(say('ffn.profile'), cells, { of: cells.length, many: 0 }),
         para(
           'ffn.cells',
-          { cells: cells.length, each: Number((model.intermediate_size / cells.length).toFixed(1)), wide: values.wide },
+          { cells: cells.length, each: Number((mlpWidth() / cells.length).toFixed(1)), wide: values.wide },
           'note',
         ),
-        para('ffn.half', { half: count(halves), wide: values.wide, share: percent(halves / model.intermediate_size) }),
+        para('ffn.half', { half: count(halves), wide: values.wide, share: percent(halves / mlpWidth()) }),
         curve(),
       ),
     ),

@@ -96,15 +96,7 @@ function buildPlayer(section) {
     el('figure', {}, el('div', { class: 'canvas-box' }, nodes.times), el('figcaption', {}, timesLegend())),
     nodes.table,
     facts.has_cache ? growth() : null,
-    para(
-      'player.measured',
-      {
-        machine: Object.entries(facts.versions)
-          .map(([name, version]) => `${name} ${version}`)
-          .join(', '),
-      },
-      'note',
-    ),
+    para('player.measured', { machine: versionList() }, 'note'),
     model.num_parameters < SMALL_MODEL ? para('player.overhead', {}, 'note') : null,
   );
 }
@@ -118,7 +110,11 @@ function growth() {
   const values = { bytes: count(sum(columns)), layers, kvheads, dim, each };
   return [
     alike ? para('player.growth', values, 'note') : para('player.growth.mixed', { bytes: values.bytes }, 'note'),
-    HAS_WINDOWS ? para('player.growth.window', {}, 'note') : null,
+    model.layers.some((layer) => layer.window !== null) ? para('player.growth.window', {}, 'note') : null,
+    model.layers.some((layer) => layer.chunk !== null) ? para('player.growth.chunk', {}, 'note') : null,
+    KEEPING_LAYERS < layers
+      ? para('player.growth.none', { list: layerList([...columns.keys()].filter((i) => !columns[i])) }, 'note')
+      : null,
   ];
 }
 
@@ -130,7 +126,7 @@ function playerLegend() {
     item('cached', 'player.cached'),
     item('written', 'player.written'),
     item('again', 'player.again'),
-    item('masked', HAS_WINDOWS ? 'player.empty.window' : 'player.empty'),
+    item('masked', HAS_LIMITS ? 'player.empty.window' : 'player.empty'),
   ];
 }
 
@@ -155,7 +151,7 @@ function showStep() {
   });
   nodes.slider.setAttribute('aria-valuetext', word);
   nodes.play.textContent = say(player.playing ? 'player.pause' : 'player.play');
-  const kind = !facts.has_cache ? 'again' : step === 0 ? 'prefill' : HAS_WINDOWS ? 'decode.window' : 'decode';
+  const kind = !facts.has_cache ? 'again' : step === 0 ? 'prefill' : HAS_LIMITS ? 'decode.window' : 'decode';
   nodes.status.textContent = say(`player.status.${kind}`, {
     step,
     queries: to - from,
@@ -164,6 +160,10 @@ function showStep() {
     given: tokenText(to - 1),
     held: bytes(facts.steps[step].cache_bytes),
     layers: model.num_layers,
+    where: say(KEEPING_LAYERS < model.num_layers ? 'player.where_some' : 'player.where_all', {
+      keeping: KEEPING_LAYERS,
+      layers: model.num_layers,
+    }),
   });
   const oldest = to - facts.steps[step].num_keys; // that the last query reads in the layer that sees most
   nodes.text.querySelectorAll('.token').forEach((token, i) => {

@@ -24,7 +24,11 @@ view('lens', ['token', 'layer'], (section) => {
   ]);
   fill(
     section,
-    heading('lens', { layers: model.num_layers, norm: model.norm }),
+    heading('lens', {
+      layers: model.num_layers,
+      norm: model.exit.norm ? say('lens.norm', { norm: model.exit.norm.label }) : '',
+    }),
+    model.exit.way === 'as_is' ? null : para(`exit.${model.exit.way}`, { value: num(model.exit.value, 4) }),
     absence('lens_ids', 'lens_probabilities'),
     tokenRow({ name: 'lens-row', label: say('lens.row'), chosen: state.token, choose: (token) => change({ token }) }),
     para('lens.at', { token: tokenText(state.token), position: state.token, next: next ? visible(next.text) : '–' }),
@@ -215,7 +219,7 @@ async function showSampler() {
     nodes.step,
     el('label', {}, say('sampling.step'), select),
     ' ',
-    say('sampling.context', { text: clip(contextBefore(position), 60) }),
+    rich('sampling.context', { text: [el('bdi', {}, clip(contextBefore(position), 60))] }),
   );
   if (focused) select.focus({ preventScroll: true });
   const chosen = facts.tokens[position + 1]?.id;

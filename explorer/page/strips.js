@@ -94,7 +94,7 @@ function bars(rows, kind = '', label = null) {
       fillNode.style.width = `${Math.max(0, Math.min(1, row.value)) * 100}%`;
       return el(
         'li',
-        {},
+        { class: row.kind === 'hidden' ? 'hidden' : null },
         el('span', { class: 'bar-label' }, row.label),
         el('span', { class: 'bar-track' }, fillNode),
         el('span', { class: 'bar-note' }, row.note),

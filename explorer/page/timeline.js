@@ -37,8 +37,9 @@ function drawCache(canvas, step, progress, cached) {
       }
       for (let column = 0; column < columns; column++) {
         const x = label + column * cell;
-        const before = cached && column < first && reads(layer, step, column);
-        const written = column >= from && column < to && reached > layer;
+        const keeps = !cached || facts.cache_bytes_per_token[layer] > 0;
+        const before = cached && keeps && column < first && reads(layer, step, column);
+        const written = keeps && column >= from && column < to && reached > layer;
         if (before) {
           context.fillStyle = now ? palette.key : mixed('panel', 'key', 0.38);
         } else if (written) {

@@ -47,7 +47,7 @@ function fact(name, value) {
   return el('div', {}, el('dt', {}, name), el('dd', {}, value));
 }
 
-view('embeddings', ['token'], async (section) => {
+view('embeddings', ['token', 'layer'], async (section) => {
   const [embeddings, positions, rotary, hidden] = await loadAll('embeddings', 'positions', 'rotary', 'hidden');
   const E = model.hidden_size;
   const here = {
@@ -58,33 +58,64 @@ view('embeddings', ['token'], async (section) => {
   };
   const own = embeddings.row(state.token);
   const maximum = Math.max(largest(own), positions ? largest(positions.row(state.token)) : 0);
-  const kind = positions ? 'learned' : rotary ? 'rotary' : model.positions === 'alibi' ? 'alibi' : 'none';
+  const { entry } = model;
   fill(
     section,
     heading('embeddings', { vocabulary: count(model.vocab_size), size: count(E), rows: shape(model.vocab_size, E) }),
     para('embeddings.row', here),
+    entry.row_scale === 1
+      ? null
+      : para(entry.row_scale === null ? 'embeddings.row_other' : 'embeddings.row_scaled', {
+          scale: num(entry.row_scale ?? 1, 4),
+        }),
     vector(say('embeddings.token'), own, { of: E, maximum }),
     el('h3', {}, say('positions.title')),
-    para(`positions.${kind}`, {
-      ...here,
-      pairs: rotary ? rotary.shape[1] : 0,
-      rotated: rotary ? rotary.shape[1] * 2 : 0,
-      dim: model.head_dim,
-    }),
+    positionText(here, rotary),
     absence('position_embeddings', 'rotary_angles', 'embeddings', 'hidden'),
     positions && [
       vector(say('positions.vector', { position: state.token }), positions.row(state.token), { of: E, maximum }),
-      el('p', { class: 'sum' }, '+ → ', say('positions.sum')),
-      vector('x₀', hidden.row(0, state.token), { of: E, maximum }),
+      entry.way === 'as_is' && el('p', { class: 'sum' }, '+ → ', say('positions.sum')),
     ],
-    rotary && dials(rotary),
+    rotary && dials(rotary, angleSet()),
+    entry.way === 'as_is' ? null : para(`entry.${entry.way}`, { scale: num(entry.scale, 4) }),
+    (positions || entry.way !== 'as_is') && vector('x₀', hidden.row(0, state.token), { of: E }),
   );
 });
 
+/** What the model does about positions, and in which of its layers. */
+function positionText(here, rotary) {
+  const { positions, entry } = model;
+  if (positions === 'learned') {
+    const offset = entry.position_offset;
+    return para(offset === null ? 'positions.learned_unknown' : 'positions.learned', {
+      ...here,
+      row: here.position + (offset ?? 0),
+    });
+  }
+  if (positions !== 'rotary') return para(positions === 'alibi' ? 'positions.alibi' : 'positions.none');
+  const still = [...model.layers.keys()].filter((i) => model.layers[i].attends && model.layers[i].rotates === false);
+  const sizes = rotary && { pairs: rotary.shape[2], rotated: rotary.shape[2] * 2, dim: model.head_dim };
+  return [
+    para(rotary ? 'positions.rotary' : 'positions.rotary_unseen', { ...here, ...sizes }),
+    still.length ? para('positions.rotary_not_all', { list: layerList(still) }) : null,
+    model.layers.some((layer) => layer.rotates === null) ? para('positions.rotary_unknown') : null,
+  ];
+}
+
+/** The angles of the chosen layer, or of the first that has some. */
+function angleSet() {
+  return model.layers[angleLayer()]?.angle_set ?? 0;
+}
+
+function angleLayer() {
+  const first = model.layers.findIndex((layer) => layer.angle_set !== null);
+  return model.layers[state.layer].angle_set === null ? Math.max(first, 0) : state.layer;
+}
+
 /** One dial for each rotated pair: where the pair that pointed right at position 0 points at the chosen position. */
-function dials(rotary) {
-  const angles = rotary.row(state.token);
-  const next = NUM_TOKENS > 1 ? rotary.row(1) : angles;
+function dials(rotary, set) {
+  const angles = rotary.row(set, state.token);
+  const next = NUM_TOKENS > 1 ? rotary.row(set, 1) : angles;
   const canvas = el('canvas', { role: 'img', class: 'dials' });
   const size = 34;
   const most = Math.max(1, Math.floor((byId('main').clientWidth - 50) / size));
@@ -117,5 +148,6 @@ function dials(rotary) {
     pairs: angles.length,
   });
   canvas.setAttribute('aria-label', said);
-  return el('figure', {}, canvas, el('figcaption', {}, said));
+  const sets = rotary.shape[0] > 1 ? ` ${say('positions.rotary_sets', { layer: angleLayer() })}` : '';
+  return el('figure', {}, canvas, el('figcaption', {}, said, sets));
 }

@@ -11,7 +11,7 @@ function breakable(name) {
   return el(
     'code',
     {},
-    name.split(/(?<=[._])/).flatMap((piece) => [piece, el('wbr')]),
+    name.match(/[^._]*[._]?/g).flatMap((piece) => [piece, el('wbr')]),
   );
 }
 
@@ -135,7 +135,10 @@ function hyperparameterText(name) {
     [/(bos|eos|pad|unk|sep)_token_id$/, 'ids'],
     [/^use_cache$/, 'cache'],
     [/^(torch_)?dtype$/, 'dtype'],
-    [/^(scale_attn|attention_multiplier|query_pre_attn|attn_logit|reorder_and_upcast)/, 'scale'],
+    [/^(scale_attn|attention_multiplier|query_pre_attn|attn_logit)/, 'scale'],
+    [/^attention_chunk_size$/, 'chunk'],
+    [/^(embedding_multiplier|residual_multiplier|logits_scaling|logit_scale|scale_embedding)$/, 'multiplier'],
+    [/^final_logit_softcapping$/, 'cap'],
     [/(expert|router)/, 'experts'],
     [/^(architectures|model_type|auto_map|transformers_version|_name_or_path|name_or_path)$/, 'names'],
   ].find(([pattern]) => pattern.test(name));
@@ -157,7 +160,7 @@ view('hyperparameters', [], (section) => {
     ['H', model.num_heads],
     ['K', model.num_key_value_heads],
     ['D', model.head_dim],
-    ['F', model.intermediate_size],
+    ['F', Math.max(...model.layers.map((layer) => layer.mlp_width))],
     ['V', model.vocab_size],
   ];
   fill(

@@ -76,7 +76,7 @@ class TestRefused:
 
     def test_another_version(self, folder):
         self.change(folder, format=1)
-        self.refuse(folder, "format 1", "reads 3")
+        self.refuse(folder, "format 1", "reads 4")
 
     @pytest.mark.parametrize("name", ["trace.json", "activations.safetensors"])
     @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
@@ -109,7 +109,7 @@ class TestRefused:
         self.change(folder, **changes)
         self.refuse(folder, "damaged")
 
-    @pytest.mark.parametrize("content", ["", "[]", "3", "null", "{}", '{"format": 3}', "\udcff"])
+    @pytest.mark.parametrize("content", ["", "[]", "3", "null", "{}", '{"format": 4}', "\udcff"])
     def test_no_record(self, folder, content):
         (folder / "trace.json").write_bytes(content.encode("utf-8", "surrogateescape"))
         self.refuse(folder)

@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_left_out_with_a_word_in_its_place(open_page):
 
 def test_what_the_model_does_not_show_is_said_where_it_would_be(open_page, record):
     trace = record("llama").trace
-    reason = "the model is one that SDPA alone can run"
+    reason = "SDPA alone can run"
     lacking = dataclasses.replace(
         trace,
         activations=dataclasses.replace(
@@ -106,7 +106,7 @@ def test_what_the_model_does_not_show_is_said_where_it_would_be(open_page, recor
         decode=(),
         prefill=dataclasses.replace(trace.prefill, cache_bytes=0, cache_bytes_per_layer=(0,) * 3),
         left_out=tuple(
-            LeftOut(part, f"{reason} {part}")
+            LeftOut(part, "no_attention", {"model": f"{reason} {part}"})
             for part in ("queries", "attentions", "mlp_activations", "rotary_angles", "mlp_outputs", "cache")
         ),
     )

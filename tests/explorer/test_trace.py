@@ -44,7 +44,7 @@ def call(model, ids, **arguments):
 def test_nothing_is_left_out(traced):
     assert traced.trace.left_out == ()
     wanted = {"rotary_angles"} if traced.trace.model.positions == "learned" else {"position_embeddings"}
-    wanted |= set() if traced.trace.model.mlp == "gated" else {"mlp_gates"}
+    wanted |= set() if traced.trace.model.layers[0].mlp == "gated" else {"mlp_gates"}
     activations = vars(traced.trace.activations)
     assert {name for name, tensor in activations.items() if tensor is None} == wanted
 
@@ -65,8 +65,10 @@ def test_rows_of_attention_sum_to_one_and_see_no_future_and_no_more_than_the_win
     assert attentions.shape == (3, 4, num_tokens, num_tokens)
     assert torch.allclose(attentions.sum(-1), torch.ones(()), atol=1e-5)
     assert not attentions.triu(1).any()
-    assert traced.trace.model.windows == WINDOWS.get(traced.kind, (None,) * 3)
-    for layer, window in zip(attentions, traced.trace.model.windows, strict=True):
+    windows = tuple(layer.window for layer in traced.trace.model.layers)
+    assert windows == WINDOWS.get(traced.kind, (None,) * 3)
+    assert all(layer.chunk is None for layer in traced.trace.model.layers)
+    for layer, window in zip(attentions, windows, strict=True):
         reach = num_tokens if window is None else window
         assert not layer.tril(-reach).any()
         assert layer[:, -1, -reach:].all()
@@ -83,13 +85,13 @@ def test_attentions_are_those_of_the_eager_implementation(traced):
 def test_queries_keys_and_values_give_what_attention_adds(record, kind):
     traced = record(kind)
     parts = traced.trace.activations
-    assert traced.trace.model.attention_scales is not None
-    for layer, scale in enumerate(traced.trace.model.attention_scales):
+    for layer, facts in enumerate(traced.trace.model.layers):
+        scale, window = facts.attention_scale, facts.window
+        assert scale is not None
         num_groups = parts.queries.shape[1] // parts.keys.shape[1]
         keys, values = (states[layer].repeat_interleave(num_groups, dim=0) for states in (parts.keys, parts.values))
         scores = scale * parts.queries[layer] @ keys.mT
         visible = torch.ones_like(scores, dtype=torch.bool).tril()
-        window = traced.trace.model.windows[layer]
         visible = visible if window is None else visible.triu(1 - window)
         mixed = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values
         heads = mixed.transpose(0, 1).flatten(1)
@@ -138,7 +140,7 @@ def test_mlp_activations_are_contracted_to_what_the_mlp_adds(record):
     for kind, name in names.items():
         traced = record(kind)
         parts = traced.trace.activations
-        assert parts.mlp_activations.shape[-1] == traced.trace.model.intermediate_size
+        assert {parts.mlp_activations.shape[-1]} == {layer.mlp_width for layer in traced.trace.model.layers}
         for layer in range(3):
             with torch.no_grad():
                 contracted = traced.model.get_submodule(name.format(layer))(parts.mlp_activations[layer])
@@ -175,7 +177,7 @@ def test_gates_and_ups_are_those_of_the_matrices_with_these_names(traced):
         model(traced.ids, use_cache=False)
     gate, up = GATES_AND_UPS.get(traced.kind, GATED)
     parts = traced.trace.activations
-    width = traced.trace.model.intermediate_size
+    width = traced.trace.model.layers[0].mlp_width
     for layer in range(3):
         assert close(parts.mlp_ups[layer], seen[model.get_submodule(up.format(layer))][:, -width:])
         if gate is None:
@@ -209,7 +211,8 @@ def test_the_gate_is_told_by_what_it_does_not_by_its_turn(record, small_tokenize
 def test_facts_of_the_model(record):
     def told(kind):
         facts = record(kind).trace.model
-        return facts.positions, facts.norm, facts.mlp, facts.num_heads, facts.num_key_value_heads, facts.head_dim
+        norm, mlp = facts.layers[0].norm_before_attention.label, facts.layers[0].mlp
+        return facts.positions, norm, mlp, facts.num_heads, facts.num_key_value_heads, facts.head_dim
 
     assert told("tercet-modern") == ("rotary", "RMSNorm", "gated", 4, 2, 8)
     assert told("tercet-classic") == ("learned", "LayerNorm", "plain", 4, 4, 8)
@@ -217,11 +220,7 @@ def test_facts_of_the_model(record):
     assert told("phi3") == ("rotary", "RMSNorm", "gated", 4, 2, 8)
     assert told("qwen3") == ("rotary", "RMSNorm", "gated", 4, 2, 16)
     assert told("bloom") == ("alibi", "LayerNorm", "plain", 4, 4, 8)
-    assert record("smollm3").trace.model.rotated == (True, True, False)
-    assert record("gpt2").trace.model.rotated == (False,) * 3
-    norms_first = {kind: record(kind).trace.model.norms_first for kind in ("gpt2", "gemma2", "olmo2", "openai-gpt")}
-    assert norms_first == {"gpt2": True, "gemma2": True, "olmo2": False, "openai-gpt": False}
-    assert record("llama").trace.model.intermediate_size == 48
+    assert record("llama").trace.model.layers[0].mlp_width == 48
     assert record("llama").trace.model.hyperparameters["rope_parameters"]["rope_theta"] == 10000.0
 
 
@@ -229,7 +228,7 @@ def test_rotary_angles(record):
     parts = record("llama").trace.activations
     angles = torch.arange(parts.hidden.shape[1])[:, None] * 10000.0 ** (-torch.arange(0, 8, 2) / 8)
     angles = torch.cat((angles, angles), dim=-1)
-    assert close(parts.rotary_angles, torch.stack((angles.cos(), angles.sin())))
+    assert close(parts.rotary_angles, torch.stack((angles.cos(), angles.sin()))[None])
     assert record("gpt_neox").trace.activations.rotary_angles.shape[-1] == 4  # half of a head of 8
 
 

@@ -23,7 +23,7 @@ def test_passes(traced):
     assert (run.prefill.num_queries, run.prefill.token) == (prompt, prompt)
     assert [(step.num_queries, step.token) for step in run.decode] == [(1, at) for at in range(prompt + 1, total)]
     assert [(step.num_queries, step.token) for step in run.uncached] == [(at, at) for at in range(prompt, total)]
-    reach = max(total if window is None else window for window in run.model.windows)
+    reach = max(total if layer.window is None else layer.window for layer in run.model.layers)
     assert [step.num_keys for step in run.decode] == [min(at, reach) for at in range(prompt + 1, total)]
     assert all(step.duration_s > 0 for step in (run.prefill, *run.decode, *run.uncached))
 

@@ -10,11 +10,12 @@ from traced_models import PROMPT, WINDOW, make_model
 from transformers import PreTrainedTokenizerFast
 
 from tercet.explorer import trace
+from tercet.explorer.words import sentence
 from tercet.training.errors import UserError
 
 
 def left_out(run):
-    return {note.part: note.reason for note in run.left_out}
+    return {note.part: sentence("page", f"reason.{note.reason}", note.values) for note in run.left_out}
 
 
 def missing(run):
@@ -39,7 +40,7 @@ class TestLeftOut:
         assert missing(run) == {"mlp_activations", "mlp_gates", "mlp_ups"}
         assert left_out(run).keys() == {"mlp_activations", "mlp_ups", "weight_bytes_read"}
         assert "experts" in left_out(run)["mlp_ups"]
-        assert run.model.mlp == "experts"
+        assert {layer.mlp for layer in run.model.layers} == {"experts"}
         summed = run.activations.hidden[0] + (run.activations.attention_outputs + run.activations.mlp_outputs).sum(0)
         assert torch.allclose(summed, run.activations.hidden[-1], atol=1e-4)
 
@@ -48,8 +49,9 @@ class TestLeftOut:
         model.model.layers[1].mlp.act_fn = torch.nn.Tanh()
         run = trace(model, small_tokenizer, "The string", new_tokens=1, timing_s=0.0)
         assert missing(run) == {"mlp_gates", "mlp_ups"}
-        assert "activation(gate) * up" in left_out(run)["mlp_ups"]
-        assert run.model.mlp == "gated"
+        assert "activation(gate)" in left_out(run)["mlp_ups"]
+        assert [layer.mlp for layer in run.model.layers] == ["gated", "unknown", "gated"]
+        assert not run.model.activation_is_seen
 
     def test_rows_that_end_in_a_sink(self, record):
         run = record("gpt_oss").trace
@@ -76,7 +78,7 @@ def test_a_window_in_the_config_that_attention_does_not_keep_to_is_not_told(smal
     model = make_model("llama", sliding_window=WINDOW)
     assert model.config.sliding_window == WINDOW
     run = trace(model, small_tokenizer, PROMPT, new_tokens=1, timing_s=0.0)
-    assert run.model.windows == (None, None, None)
+    assert [layer.window for layer in run.model.layers] == [None] * 3
 
 
 class TestRefused:
