@@ -1,19 +1,31 @@
 """A process that forks a training run again and again, kills it, and lets the last one end.
 
-Importing takes seconds and a fork none, so a test can afford many deaths. Run as
-`python forked_runs.py RECIPE FOLDER NUM_KILLS SEED`; prints how many kills hit a save.
+Importing takes seconds and a fork none, so a test can afford many deaths. `train_through_kills` starts it; run as
+`python forked_runs.py RECIPE FOLDER NUM_KILLS SEED` it prints how many kills hit a save.
 """
 
 import contextlib
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 from tercet.training.pipeline import train
-from tercet.training.recipe import load_recipe
+from tercet.training.recipe import Recipe, load_recipe, recipe_to_yaml
+
+
+def train_through_kills(recipe: Recipe, folder: Path, num_kills: int = 4) -> int:
+    """Train to the end in a folder, killed so often on the way; returns how many kills hit a save."""
+    path = folder.with_name(f"{folder.name}.yaml")
+    path.write_text(recipe_to_yaml(recipe))
+    done = subprocess.run(
+        [sys.executable, __file__, str(path), str(folder), str(num_kills), "0"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.splitlines()[-1])
 
 
 def run(recipe_path: str, folder: Path) -> int:

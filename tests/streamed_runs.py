@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from tercet.training.pipeline import make_model
 from tercet.training.recipe_batches import streamed_batches
 from tercet.training.split import is_validation
+from tercet.training.stream_order import shard_order
 from tercet.training.stream_preparation import begin_stream
 
 FRACTION = 0.2
@@ -31,6 +32,16 @@ def distinct_texts(corpus: list[str], num_texts: int = 150, num_chars: int = 200
 def trained_texts(texts: list[str]) -> list[str]:
     """Those that no hash holds out."""
     return [text for text in texts if not is_validation(text, FRACTION)]
+
+
+def texts_of_a_rank(folder: Path, rank: int, world_size: int, epoch: int, seed: int = 3) -> list[str]:
+    """What a process is to train on in an epoch, in its order: whole files, or every so many rows of all of them."""
+    files = [[json.loads(line)["text"] for line in path.open()] for path in sorted(folder.glob("*.jsonl"))]
+    order = shard_order(seed, epoch, str(folder), len(files))
+    if len(files) >= world_size:
+        return trained_texts([text for file in order[rank::world_size] for text in files[file]])
+    rows = [(file, row) for file in order for row in range(len(files[file]))]
+    return trained_texts([files[file][row] for file, row in rows if (file + row) % world_size == rank])
 
 
 def begin(recipe, folder: Path):

@@ -1,6 +1,6 @@
 """Raw text to token ids, in bulk."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tokenizers import Tokenizer
@@ -82,6 +82,17 @@ def exact_words(backend: Tokenizer) -> Words | None:
     return words_of(backend.pre_tokenizer)
 
 
+def text_pieces(text: str, words: Words | None) -> Iterable[str]:
+    """A text in pieces that are encoded at once: their ids, end to end, are those of the whole.
+
+    Args:
+        words: What `exact_words` says of the tokenizer; None leaves the text whole.
+    """
+    if words is None or len(text) <= PIECE_CHARS:
+        return (text,)
+    return split_document(text, PIECE_CHARS, MAX_PIECE_CHARS, words)
+
+
 def _batches(texts: Sequence[str], words: Words | None) -> Iterator[tuple[list[int], list[str]]]:
     """Pieces of about `_BATCH_CHARS` characters together, each with the index of its document."""
     owners: list[int] = []
@@ -89,7 +100,7 @@ def _batches(texts: Sequence[str], words: Words | None) -> Iterator[tuple[list[i
     num_chars = 0
     for index, text in enumerate(texts):
         check_text(text, index)
-        for piece in [text] if words is None else split_document(text, PIECE_CHARS, MAX_PIECE_CHARS, words):
+        for piece in text_pieces(text, words):
             owners.append(index)
             pieces.append(piece)
             num_chars += len(piece)

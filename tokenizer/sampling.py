@@ -10,6 +10,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO, cast
@@ -79,13 +80,15 @@ class TextSampler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()
+        with suppress(OSError):  # of what it cannot write any more, nothing is wanted
+            self._file.close()
 
     def add(self, text: str) -> None:
         """Take a document; an empty one counts for nothing.
 
         Raises:
             UnicodeEncodeError: If the text holds a lone surrogate.
+            OSError: If the folder of temporary files is full; names it.
         """
         if not text:
             return
@@ -100,11 +103,17 @@ class TextSampler:
                 self._offsets.append(self._end)
                 self._end += len(content)
                 self._sizes.append(len(content))
-                self._file.write(content)
+                self._write(content)
                 self._held_bytes += len(content)
         # At twice the budget, so that all the trims together read and write a few times the budget, no more.
         if self._held_bytes > 2 * self.max_bytes or len(self._keys) > 2 * self.max_pieces:
             self._trim()
+
+    def _write(self, content: bytes) -> None:
+        try:
+            self._file.write(content)
+        except OSError as error:
+            raise _of_temporary_folder(error) from error
 
     def _cut(self, text: str) -> Iterator[str]:
         return split_document(text, self.piece_chars, 2 * self.piece_chars, self.words)
@@ -155,17 +164,25 @@ class TextSampler:
 
     def _compact(self, offsets: np.ndarray, sizes: np.ndarray) -> None:
         """Copy what is kept, in the order in which it lies, into a file that holds nothing else."""
-        self._file.flush()
         compacted = _temporary_file()
         try:
+            self._file.flush()
             handle = self._file.fileno()
             for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
                 compacted.write(_read(handle, offset, size))
-        except BaseException:
-            compacted.close()
+        except BaseException as error:
+            with suppress(OSError):
+                compacted.close()
+            if isinstance(error, OSError):
+                raise _of_temporary_folder(error) from error
             raise
         self._file.close()
         self._file = compacted
+
+
+def _of_temporary_folder(error: OSError) -> OSError:
+    """The error of a file without a name; the user, who did not choose its folder, is to learn which that is."""
+    return OSError(error.errno, error.strerror, tempfile.gettempdir())
 
 
 def _temporary_file() -> BinaryIO:

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Self, cast
 
 from tercet.training.documents import DataError
 from tercet.training.skips import RowError
@@ -14,6 +14,8 @@ from tercet.training.skips import RowError
 COMPRESSIONS = (".gz", ".xz", ".zst")
 
 _CHUNK_BYTES = 1 << 18
+# A read of pyarrow's that meets a break loses what it has. zstd's blocks are 128 KiB of text, and so end with a read.
+_ZST_BYTES = 1 << 12
 
 
 def read_text(path: Path) -> str:
@@ -107,7 +109,41 @@ def _opened(path: Path, suffix: str) -> BinaryIO:
     if suffix == ".xz":
         return cast(BinaryIO, lzma.open(path))
     if suffix == ".zst":
+        return cast(BinaryIO, _ZstStream(path))
+    return path.open("rb")
+
+
+class _ZstStream:
+    """A .zst file by pyarrow, whose `read1` gives what comes before a break, as those of gzip and lzma do."""
+
+    def __init__(self, path: Path) -> None:
         import pyarrow  # comes with datasets; Python itself reads zstd only from 3.14 on
 
-        return cast(BinaryIO, pyarrow.input_stream(str(path), compression="zstd"))
-    return path.open("rb")
+        self._stream = pyarrow.input_stream(str(path), compression="zstd")
+        self._error: OSError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def read(self) -> bytes:
+        return self._stream.read()
+
+    def read1(self, size: int) -> bytes:
+        if self._error is not None:
+            raise self._error
+        parts: list[bytes] = []
+        for _ in range(0, size, _ZST_BYTES):
+            try:
+                part = self._stream.read(_ZST_BYTES)
+            except OSError as error:
+                if not parts:
+                    raise
+                self._error = error  # for the next call, behind what was read before
+                break
+            if not part:
+                break
+            parts.append(part)
+        return b"".join(parts)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -28,26 +28,13 @@ from tokenizers import Tokenizer
 from tercet.tokenizer.chunking import chunking_of
 from tercet.training import encode_worker
 from tercet.training.documents import DataError
+from tercet.training.pieces import Piece
 
 _JOB_CHARS = 1 << 18
 _JOB_ITEMS = 1 << 14
 _JOBS_PER_WORKER = 4
 _WINDOW_CHARS = 1 << 26  # reached only by long texts of a tokenizer whose text must not be cut
 _SMALL_CHARS = 1 << 20  # less than this is encoded sooner than a worker starts
-
-
-class Piece(NamedTuple):
-    """Text to encode by itself.
-
-    Attributes:
-        text: Not empty, without lone surrogates.
-        is_template: Special tokens' names in it are those tokens.
-        is_label: Of no concern here; comes back with the ids.
-    """
-
-    text: str
-    is_template: bool = False
-    is_label: bool = True
 
 
 class _Job:

@@ -21,8 +21,11 @@ from tercet.training.sources import read_documents
 from tercet.training.split import document_digest, is_validation, split_tail
 from tercet.training.starting_weights import starting_tokenizer
 from tercet.training.token_set import PreparedData
+from tercet.training.untouched_files import SourceFiles
 
 Say = Callable[[str], None]
+
+_NAMED_SOURCES = 3
 
 
 def make_tokenizer(
@@ -43,6 +46,8 @@ def make_tokenizer(
     elif given is not None:
         tokenizer = load_tokenizer(given)
     else:
+        if texts is None and not _shows_bars():
+            say(f"Reading    {_source_names(recipe)}, to train a tokenizer of up to {settings.vocab_size:,} tokens")
         started = time.perf_counter()
         try:
             with as_user_error("tokenizer.vocab_size"):
@@ -50,7 +55,7 @@ def make_tokenizer(
                     training_texts(recipe) if texts is None else texts,
                     settings.vocab_size,
                     words=settings.words,
-                    show_progress=sys.stderr.isatty(),
+                    show_progress=_shows_bars(),
                     model_max_length=_longest(recipe),
                 )
         except UserError as error:
@@ -126,7 +131,7 @@ def training_texts(recipe: Recipe) -> Iterator[str]:
         yield from texts
     if num_documents and not num_texts:
         raise DataError(
-            f"all {num_documents} document(s) are held out for validation: with few long documents use "
+            f"every document ({num_documents}) is held out for validation: with few long documents use "
             "--set data.split_by=tail, which holds out the end of each"
         )
 
@@ -147,19 +152,12 @@ def make_data(
         workers: Processes that tokenize; None is the number of cores.
         part: (i, n) prepares part i of n, from 0, for `merge` to join.
     """
-    skips = SkipReport()
-    data = prepare(
-        all_documents(recipe, skips=skips, tokenizer=tokenizer),
-        tokenizer,
-        folder / DATA_NAME,
-        validation_fraction=recipe.data.validation_fraction,
-        split_by=recipe.data.split_by,
-        drop_duplicates=recipe.data.drop_duplicates,
-        progress=progress,
-        workers=workers,
-        part=part,
-        skips=skips,
-    )
+    files = SourceFiles.look(recipe, tokenizer, part)
+    data = None if files is None else files.prepared(folder / DATA_NAME)
+    if data is None:
+        data = _read_and_prepare(recipe, tokenizer, folder / DATA_NAME, say, progress, workers, part)
+        if files is not None and "merged_parts" not in data.settings:
+            files.remember(folder / DATA_NAME, data)
     train, validation = data.train, data.validation
     say(
         f"Data       {_documents(train.num_documents)}, {train.num_bytes / 1e6:.2f} MB, {train.num_tokens:,} tokens "
@@ -170,6 +168,43 @@ def make_data(
     for line in data.skips.lines():
         say(f"           {line}")
     return data
+
+
+def _read_and_prepare(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerFast,
+    data_dir: Path,
+    say: Say,
+    progress: bool,
+    workers: int | None,
+    part: tuple[int, int] | None,
+) -> PreparedData:
+    if not _shows_bars():
+        say(f"Preparing  {_source_names(recipe)} into {data_dir}; what is tokenized already is kept")
+    skips = SkipReport()
+    return prepare(
+        all_documents(recipe, skips=skips, tokenizer=tokenizer),
+        tokenizer,
+        data_dir,
+        validation_fraction=recipe.data.validation_fraction,
+        split_by=recipe.data.split_by,
+        drop_duplicates=recipe.data.drop_duplicates,
+        progress=progress,
+        workers=workers,
+        part=part,
+        skips=skips,
+    )
+
+
+def _shows_bars() -> bool:
+    """Whether progress bars are seen; where they are not, a line at the start of what takes long stands for them."""
+    return sys.stderr.isatty()
+
+
+def _source_names(recipe: Recipe) -> str:
+    labels = [source.label for source in recipe.data.all_sources()]
+    more = f" and {len(labels) - _NAMED_SOURCES} more" if len(labels) > _NAMED_SOURCES else ""
+    return ", ".join(labels[:_NAMED_SOURCES]) + more
 
 
 def _documents(number: int) -> str:

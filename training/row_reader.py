@@ -113,8 +113,12 @@ class RowReader:
         """The error of a row with its place, and with how many such rows there are where looking on costs little."""
         message = str(RowError(error.reason, error.problem, error.remedy, rows.place(number)))
         skip = "on_bad_row: skip leaves such out and counts them."
-        if not rows.unit or rows.is_download:
+        if not rows.unit or rows.is_download or (error.reason == "broken_file" and number == 1):
             return DataError(f"{message} Or: {skip}")
+        if error.reason == "broken_file":  # how many rows there would be behind the break, nobody knows
+            return DataError(
+                f"{message} Or: on_bad_row: skip keeps the {number - 1:,} {rows.unit}s before it and counts the file."
+            )
         bad, last = 1, number
         for at, row in itertools.islice(rows.items, _ROWS_LOOKED_AT):
             last = at

@@ -22,12 +22,13 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from tercet.tokenizer.encoding import MAX_PIECE_CHARS, PIECE_CHARS, exact_words
-from tercet.tokenizer.pretokenization import Words, split_document
-from tercet.training.documents import DataError, Document, Segment
+from tercet.tokenizer.encoding import PIECE_CHARS, exact_words
+from tercet.tokenizer.pretokenization import Words
+from tercet.training.documents import DataError, Document
 from tercet.training.duplicates import DuplicateFilter, normalized_digest
 from tercet.training.merge import merged_set
-from tercet.training.parallel_encoding import Piece, PieceEncoder
+from tercet.training.parallel_encoding import PieceEncoder
+from tercet.training.pieces import Piece, cut_into_pieces
 from tercet.training.shard_files import (
     ShardWriter,
     hash_text,
@@ -305,16 +306,16 @@ class _Preparation:
                 head, tail = split_tail(text, fraction)
                 head_bytes, tail_bytes = _num_bytes(head), _num_bytes(tail)
                 if head:
-                    yield from self._pieces(head, document)
+                    yield from cut_into_pieces(head, None, self.words)
                     yield _End(TRAIN, head_bytes, head_bytes, True, source, None if tail else "documents", *end)
                 if tail:
-                    yield from self._pieces(tail, document)
+                    yield from cut_into_pieces(tail, None, self.words)
                     yield _End(VALIDATION, tail_bytes, tail_bytes, True, source, "documents", *end)
             else:
                 if is_plain and len(text) <= PIECE_CHARS:  # nearly all of them: no generator for one piece
                     yield Piece(text)
                 else:
-                    yield from self._pieces(text, document)
+                    yield from cut_into_pieces(text, document.segments, self.words)
                 split = VALIDATION if digest_is_validation(digest, fraction) else TRAIN
                 yield _End(split, _num_bytes(text), _num_label_bytes(document), is_plain, source, "documents", *end)
 
@@ -349,15 +350,6 @@ class _Preparation:
             f"None of the documents ({num_documents}) falls into the {missing[0]} split with validation_fraction "
             f"{fraction:g}. Set split_by to 'tail', which holds out the end of each document, or change the fraction."
         )
-
-    def _pieces(self, text: str, document: Document) -> Iterator[Piece]:
-        """The text, or a conversation's segments, cut where the tokens are those of the whole."""
-        for segment in document.segments or (Segment(text, is_template=False, is_label=True),):
-            pieces: Iterable[str] = (segment.text,) if segment.text else ()
-            if self.words is not None and not segment.is_template:
-                pieces = split_document(segment.text, PIECE_CHARS, MAX_PIECE_CHARS, self.words)
-            for piece in pieces:
-                yield Piece(piece, segment.is_template, segment.is_label)
 
     def _check_segments(self, number: int, document: Document) -> None:
         assert document.segments is not None and "".join(s.text for s in document.segments) == document.text

@@ -9,10 +9,12 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from tercet.tokenizer.chunking import chunking_of
-from tercet.tokenizer.encoding import MAX_PIECE_CHARS, PIECE_CHARS, exact_words
-from tercet.tokenizer.pretokenization import Words, split_document
-from tercet.training.documents import Document, Segment
+from tercet.tokenizer.encoding import exact_words
+from tercet.tokenizer.pretokenization import Words
+from tercet.training.counts import counted
+from tercet.training.documents import Document
 from tercet.training.encode_worker import Encoder, encode_pieces
+from tercet.training.pieces import cut_into_pieces
 from tercet.training.row_reader import RowReader
 from tercet.training.skips import SkipReport
 from tercet.training.source import Source
@@ -130,7 +132,7 @@ class ReadByAll:
         """What to print of it: a line for each source, and those of its skips."""
         shown = []
         for label, counts in self.counts.items():
-            epochs = f", {self.whole_epochs[label]} time(s) to the end" if self.whole_epochs[label] else ""
+            epochs = f", {counted(self.whole_epochs[label], 'time')} to the end" if self.whole_epochs[label] else ""
             shown.append(
                 f"{label}: {counts.documents:,} documents read, {counts.bytes / 1e6:.2f} MB, {counts.tokens:,} tokens; "
                 f"{counts.held_out:,} held out{epochs}"
@@ -159,14 +161,10 @@ class _DocumentEncoder:
         self._words: Words | None = exact_words(backend)
 
     def tokens(self, document: Document) -> np.ndarray | StreamedTokens:
-        segments = document.segments or (Segment(document.text, is_template=False, is_label=True),)
-        pieces, is_template, is_label = [], [], []
-        for segment in segments:
-            parts = [segment.text] if segment.text else []
-            if self._words is not None and not segment.is_template and len(segment.text) > PIECE_CHARS:
-                parts = list(split_document(segment.text, PIECE_CHARS, MAX_PIECE_CHARS, self._words))
-            pieces += parts
-            is_template += [segment.is_template] * len(parts)
-            is_label += [segment.is_label] * len(parts)
-        ids, counts = encode_pieces(self._encoder, pieces, is_template)
-        return ids if document.segments is None else StreamedTokens(ids, np.repeat(is_label, counts))
+        pieces = list(cut_into_pieces(document.text, document.segments, self._words))
+        ids, counts = encode_pieces(
+            self._encoder, [piece.text for piece in pieces], [piece.is_template for piece in pieces]
+        )
+        if document.segments is None:
+            return ids
+        return StreamedTokens(ids, np.repeat([piece.is_label for piece in pieces], counts))

@@ -7,7 +7,8 @@ Prepared data has its order as a function; here it has a state, a small dict for
 
 What does not: an epoch's shards come in a permuted order, but the rows of a shard stay as they lie in it; going on with
 another world size is refused; opening a shard again reads past the rows before the offset; ranks that hold unequal
-shards pass into the next epoch at different times; rows that change at their origin change the order unnoticed.
+shards pass into the next epoch at different times; what changes at its origin while it is read changes the order
+unnoticed.
 """
 
 import json

@@ -15,6 +15,8 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from tercet.training.atomic import write_atomically
+from tercet.training.checkpoints import list_checkpoints
+from tercet.training.counts import counted
 from tercet.training.documents import DataError, Document
 from tercet.training.preparation import Say, make_tokenizer
 from tercet.training.recipe import Recipe
@@ -25,17 +27,18 @@ from tercet.training.shards import prepare, tokenizer_hash
 from tercet.training.skips import SkipReport
 from tercet.training.source import Source
 from tercet.training.split import is_validation
+from tercet.training.stream_files import StreamFile, change_between, files_from_json
 from tercet.training.stream_order import shard_order
 from tercet.training.stream_sources import Origin, SourceShards, open_source, origins_as_json
 from tercet.training.token_set import PreparedData
+from tercet.training.untouched_files import reading_facts
 
 STREAM_NAME = "stream.json"
 
-_FORMAT = 1
+_FORMAT = 2
+_FILES = "files"
 # A source's first shard may be all of one kind; of so many each gives its part.
 _MAX_SHARDS_SAMPLED = 16
-# Of a source, what decides no document.
-_NO_READING_FACTS = ("weight", "license", "description", "streaming")
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,16 @@ def begin_stream(recipe: Recipe, folder: Path, say: Say) -> tuple[PreTrainedToke
     """The run's tokenizer and stream; what an earlier call left is taken up.
 
     Raises:
-        DataError: A source that is not there or cannot be read, or a sample of which nothing or all is held out.
+        DataError: A source that is not there or cannot be read, a file that has changed since the run's checkpoint, or
+            a sample of which nothing or all is held out.
     """
     sources = _open_sources(recipe, folder)
+    if list_checkpoints(folder):
+        _check_files(folder, sources)
     num_shards = sum(source.num_shards for source in sources.values())
     say(
-        f"Stream     {len(sources)} source(s), {num_shards:,} shard(s), read while training: shards in permuted order, "
-        "rows as they lie in them, no duplicate dropped; to be gone on with by as many processes"
+        f"Stream     {counted(len(sources), 'source')}, {counted(num_shards, 'shard')}, read while training: shards in "
+        "permuted order, rows as they lie in them, no duplicate dropped; to be gone on with by as many processes"
     )
     sample = _Sample(recipe, sources)
     tokenizer = make_tokenizer(recipe, folder, say, texts=sample.training_texts())
@@ -77,8 +83,7 @@ def begin_stream(recipe: Recipe, folder: Path, say: Say) -> tuple[PreTrainedToke
             drop_duplicates=False,
             skips=sample.skips,
         )
-        record = {**made_of, "sample": data.fingerprint}
-        write_atomically(folder / DATA_NAME / STREAM_NAME, (json.dumps(record, indent=2) + "\n").encode())
+    _write_record(folder, {**made_of, "sample": data.fingerprint, _FILES: _files_of(sources)})
     say(
         f"Sample     {data.report.documents:,} documents, {data.report.bytes / 1e6:.2f} MB, read first: "
         f"{data.validation.num_documents:,} of them, {data.validation.num_tokens:,} tokens, validate"
@@ -108,12 +113,48 @@ def _stream(sources: dict[str, SourceShards], sample: PreparedData, made_of: dic
 
 
 def _open_sources(recipe: Recipe, folder: Path) -> dict[str, SourceShards]:
+    origins, files = _begun(folder)
+    return {
+        source.label: open_source(source, origins.get(source.label), files.get(source.label, ()))
+        for source in recipe.data.all_sources()
+    }
+
+
+def _check_files(folder: Path, sources: dict[str, SourceShards]) -> None:
+    """Refuse, by its name, a file that is not what it was when the run began."""
+    _, begun = _begun(folder)
+    for label, source in sources.items():
+        if label in begun and (change := change_between(begun[label], source.files)):
+            raise DataError(
+                f"{change}, and the run in {folder} began with it as it was: a stream goes on only in the same text. "
+                "Restore the file, choose another output folder, or --restart"
+            )
+
+
+def _begun(folder: Path) -> tuple[dict[str, Origin], dict[str, tuple[StreamFile, ...]]]:
+    """What each source was when the run began, and its files."""
     try:
-        recorded = json.loads((folder / DATA_NAME / STREAM_NAME).read_text("utf-8"))["origins"]
-        begun = {label: Origin.from_dict(fields) for label, fields in recorded.items()}
-    except (OSError, ValueError, KeyError, TypeError):
-        begun = {}  # nothing has begun, or what is there is no record: it is made anew
-    return {source.label: open_source(source, begun.get(source.label)) for source in recipe.data.all_sources()}
+        record = _read_record(folder)
+        origins = {label: Origin.from_dict(fields) for label, fields in record["origins"].items()}
+        return origins, files_from_json(record[_FILES])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}, {}  # nothing has begun, or what is there is no record: it is made anew
+
+
+def _files_of(sources: dict[str, SourceShards]) -> dict[str, list[list[Any]]]:
+    return {label: [list(file) for file in source.files] for label, source in sources.items()}
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / DATA_NAME / STREAM_NAME).read_text("utf-8"))
+
+
+def _write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Times of files may be others than those recorded, and their hashes are then not to be taken a third time."""
+    text = json.dumps(record, indent=2) + "\n"
+    path = folder / DATA_NAME / STREAM_NAME
+    if not path.is_file() or path.read_text("utf-8") != text:
+        write_atomically(path, text.encode())
 
 
 def _made_of(recipe: Recipe, sources: dict[str, SourceShards], tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
@@ -122,10 +163,7 @@ def _made_of(recipe: Recipe, sources: dict[str, SourceShards], tokenizer: PreTra
     made_of = {
         "format": _FORMAT,
         "origins": origins_as_json(sources),
-        "reading": {
-            source.label: source.model_dump(mode="json", exclude=set(_NO_READING_FACTS))
-            for source in data.all_sources()
-        },
+        "reading": {source.label: reading_facts(source) for source in data.all_sources()},
         "weights": data.weights(),
         "validation_fraction": data.validation_fraction,
         "sample_mb": data.stream_sample_mb,
@@ -139,8 +177,9 @@ def _standing_sample(folder: Path, made_of: dict[str, Any]) -> PreparedData | No
     """The sample that an earlier call has prepared, if it is of this stream."""
     try:
         data = PreparedData.open(folder / DATA_NAME)
-        record = json.loads((folder / DATA_NAME / STREAM_NAME).read_text("utf-8"))
-    except (OSError, ValueError, DataError):
+        record = _read_record(folder)
+        record.pop(_FILES)  # what counts of them is in their source's origin
+    except (OSError, ValueError, KeyError, AttributeError, DataError):
         return None
     return data if record == {**made_of, "sample": data.fingerprint} else None
 

@@ -4,9 +4,8 @@ Rows are those that `tercet data prepare` would read, with the same numbers. A d
 that it had when the run began, so that a run goes on in the same rows whatever is pushed meanwhile.
 """
 
-import hashlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -16,6 +15,7 @@ from tercet.training.hub_sources import HubDataset, load_split, only_columns, re
 from tercet.training.rows import Rows
 from tercet.training.source import Source, local_paths
 from tercet.training.sources import file_rows, python_docs_rows
+from tercet.training.stream_files import StreamFile, identity_of, look_at
 
 
 class SourceRow(NamedTuple):
@@ -47,7 +47,7 @@ class Origin:
         source: What the recipe says of where it lies: path, configuration, split and revision.
         num_shards: Files, or the shards of a Hub dataset.
         commit: Of a Hub dataset; None for files.
-        files: Hash of the names and sizes of files, hexadecimal; None for a Hub dataset.
+        files: Stands for the names and contents of files (`stream_files`); None for a Hub dataset.
     """
 
     source: tuple[str | None, ...]
@@ -65,6 +65,7 @@ class SourceShards(Protocol):
     """A source by its shards; in turn what `StreamOrder` reads."""
 
     origin: Origin
+    files: tuple[StreamFile, ...]
 
     @property
     def num_shards(self) -> int:
@@ -88,17 +89,18 @@ class ShardRows(Protocol):
         ...
 
 
-def open_source(source: Source, begun: Origin | None = None) -> SourceShards:
+def open_source(source: Source, begun: Origin | None = None, begun_files: Sequence[StreamFile] = ()) -> SourceShards:
     """Find a source's shards; none is opened yet.
 
     Args:
         begun: What it was when the run began, if it has; a Hub dataset is opened at that commit.
+        begun_files: Its files as they were then.
 
     Raises:
         DataError: There is no such source, or the Hub does not give it.
     """
     if source.path == PYTHON_DOCS or not source.is_on_hub():
-        return _Files(source)
+        return _Files(source, begun_files)
     place = _place(source)
     return _HubShards(source, begun.commit if begun is not None and begun.source == place else None)
 
@@ -110,13 +112,11 @@ def _place(source: Source) -> tuple[str | None, ...]:
 class _Files:
     """Local files, each a shard."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, begun: Sequence[StreamFile]) -> None:
         self._source = source
         self._paths = local_paths(source.path) if source.path != PYTHON_DOCS else []
-        files = hashlib.blake2b(digest_size=16)
-        for path in self._paths:
-            files.update(f"{path}\0{path.stat().st_size}\0".encode("utf-8", "surrogateescape"))
-        self.origin = Origin(_place(source), max(len(self._paths), 1), files=files.hexdigest())
+        self.files = look_at(self._paths, begun)
+        self.origin = Origin(_place(source), max(len(self._paths), 1), files=identity_of(self.files))
 
     @property
     def num_shards(self) -> int:
@@ -152,7 +152,7 @@ class _HubShards:
     """A split of a Hub dataset at one commit."""
 
     def __init__(self, source: Source, commit: str | None) -> None:
-        self._source = source
+        self._source, self.files = source, ()
         asked = HubDataset(source.path, source.name, source.split, source.revision, streaming=True, label=source.label)
         try:
             if commit is None:

@@ -3,6 +3,8 @@
 import hashlib
 import os
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -148,3 +150,18 @@ def test_one_word_of_millions_does_not_stand_for_all():
     sketch = DistinctWords()
     sketch.add(b"=" * 3_000_000)
     assert sketch.num_bytes <= 64 * 64
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of a process, which Unix has")
+def test_a_file_that_cannot_grow_is_one_line_that_names_the_folder(tmp_path):
+    """The sample lies in the folder of temporary files, which the user did not name and may not think of."""
+    (tmp_path / "text.txt").write_text("a text of a few words, and a few more\n" * 20_000)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); from tercet.cli import main"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{limit}; main()", "tokenizer", "train", "text.txt", "--output", "out"],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tercet: a file ({tmp_path}) became larger than this shell (ulimit -f)")
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

@@ -56,6 +56,15 @@ def test_weights_are_shares_of_what_is_trained_on(run, tmp_path):
     assert "epochs" in said
 
 
+def test_where_no_bar_is_seen_a_line_begins_what_takes_long(run, tmp_path):
+    """The standard error of a test is no terminal."""
+    path = write_lines(tmp_path / "text.txt", "plum", 120)
+    _, said, _ = run({"path": path, "split_by": "tail"})
+    begins = [line.split()[0] for line in said.splitlines()]
+    assert begins[:4] == ["Reading", "Tokenizer", "Preparing", "Data"]
+    assert f"Reading    {path}, to train a tokenizer of up to 270 tokens" in said
+
+
 def test_concatenated_rows_are_full(run, tmp_path):
     path = write_lines(tmp_path / "text.txt", "plum", 120)
     _, _, batches = run({"sources": [{"path": path, "documents": "lines"}]}, packing="concatenate")

@@ -14,7 +14,8 @@ import pytest
 from tercet.tokenizer import encode_documents
 from tercet.training import parallel_encoding
 from tercet.training.documents import DataError, Document
-from tercet.training.parallel_encoding import Piece, PieceEncoder
+from tercet.training.parallel_encoding import PieceEncoder
+from tercet.training.pieces import Piece
 from tercet.training.shards import PreparedData, prepare
 
 # In a subprocess of the tests: documents come slowly enough to be killed among them.

@@ -141,6 +141,29 @@ def test_an_interrupted_preparation_goes_on_with_equal_bytes(tmp_path: Path, tok
     assert all(path.stat().st_mtime_ns == made for path, made in times.items())
 
 
+def test_old_shards_and_new_ones_are_never_a_set(tmp_path: Path, tokenizer):
+    """Text that has changed at its beginning, prepared again into the same folder and interrupted on the way."""
+    before = prepared(DOCUMENTS, tokenizer, tmp_path)
+    changed = [Document("changed", "even"), *DOCUMENTS[1:]]
+
+    def interrupt(num_documents: int) -> None:
+        def some() -> Iterator[Document]:
+            yield from changed[:num_documents]
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            prepared(some(), tokenizer, tmp_path)
+
+    interrupt(20)
+    assert PreparedData.open(tmp_path).fingerprint == before.fingerprint  # no new shard is whole yet
+    for num_documents in (150, 290):
+        interrupt(num_documents)
+        assert (tmp_path / "shard-00000.npz").is_file()
+        with pytest.raises(DataError, match="no finished prepared data"):
+            PreparedData.open(tmp_path)
+    assert prepared(changed, tokenizer, tmp_path).fingerprint != before.fingerprint
+
+
 def test_what_was_encoded_before_a_bad_document_is_kept(tmp_path: Path, tokenizer):
     bad = [*DOCUMENTS[:200], Document("a\ud800", "odd"), *DOCUMENTS[200:]]
     with pytest.raises(DataError, match="Document 201 of odd holds a lone surrogate"):

@@ -3,9 +3,12 @@
 import json
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import datasets
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tercet.training.documents import DataError
 from tercet.training.errors import UserError
@@ -97,6 +100,76 @@ def test_going_on_repeats_and_skips_nothing(request, which: str, world_size: int
                 first.load_state_dict(state)
                 seen += [item.row["text"] for item in islice(first, 1)]
             assert seen == whole[: stop + 2]
+
+
+class NumberedRows(NamedTuple):
+    """Rows of a shard, or those behind some, each a pair of numbers."""
+
+    shard: int
+    rows: range
+
+    def skip(self, n: int) -> "NumberedRows":
+        return NumberedRows(self.shard, self.rows[n:])
+
+    def __iter__(self):
+        return ((self.shard, row) for row in self.rows)
+
+
+class NumberedShards(NamedTuple):
+    """Shards of the given numbers of rows."""
+
+    sizes: list[int]
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.sizes)
+
+    def shard(self, num_shards: int, index: int) -> NumberedRows:
+        assert num_shards == len(self.sizes)
+        return NumberedRows(index, range(self.sizes[index]))
+
+
+LIVES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=12),
+    st.sampled_from([1, 2, 3, 8]),
+    st.integers(0, 5),
+    st.lists(LIVES, min_size=8, max_size=8),
+)
+def test_in_every_epoch_the_ranks_have_every_row_once_whatever_is_interrupted(sizes, world_size, seed, lives):
+    """In each life a rank reads some rows behind its state, which are lost with it, having kept those before."""
+    if len(sizes) < world_size:
+        sizes = [*sizes[:-1], sizes[-1] + world_size]  # enough for each to find a row
+    everything = sorted((shard, row) for shard, size in enumerate(sizes) for row in range(size))
+    had: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
+    for rank in range(world_size):
+
+        def rank_from(state, rank=rank) -> StreamOrder:
+            shards = {"s": NumberedShards(sizes)}
+            order = StreamOrder(shards, seed=seed, rank=rank, world_size=world_size, size=lambda row: 1)
+            if state is not None:
+                order.load_state_dict(json.loads(json.dumps(state)))
+            return order
+
+        state, kept = None, []
+        for num_kept, num_lost in lives[rank]:
+            order = rank_from(state)
+            rows = iter(order)
+            kept += islice(rows, num_kept)
+            state = order.state_dict()
+            for _ in islice(rows, num_lost):
+                pass
+        for item in rank_from(state):
+            if item.epoch > 2:
+                break
+            kept.append(item)
+        for item in kept:
+            if item.epoch <= 2:
+                had[item.epoch].append(item.row)
+    assert all(sorted(rows) == everything for rows in had.values())
 
 
 def test_sources_take_turns_by_their_weights_and_go_on_so(many, few):

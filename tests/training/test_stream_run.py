@@ -1,24 +1,24 @@
 """Runs that train on a stream: what they read, what they leave, and how they go on."""
 
 import json
+import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked_runs import train_through_kills
 from resumed_runs import assert_same_run, dying_step, silently, train_until_killed
 from streamed_runs import FRACTION, distinct_texts, trained_texts, write_shards
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tercet.training.loop as loop_module
+from tercet.training import stream_files
 from tercet.training.checkpoints import list_checkpoints
 from tercet.training.documents import DataError
 from tercet.training.errors import UserError
 from tercet.training.pipeline import train
-from tercet.training.recipe import recipe_to_yaml
 from tercet.training.results import RunResults
 from tercet.training.split import is_validation
 from tercet.training.token_set import PreparedData
@@ -87,9 +87,9 @@ def test_a_run_trains_evaluates_and_loads(stream_recipe, texts, tmp_path):
     assert 0 <= results.training.tokens_seen - results.data.train.tokens < longest
     assert outcome.loop is not None and outcome.loop.state.tokens_seen == (2 * 4 + 10 * 16) * 128
     lines = "\n".join(said)
-    assert "5 shard(s), read while training" in lines
+    assert "5 shards, read while training" in lines
     assert re.search(rf"Sample     {sampled} documents, 0.01 MB", lines)
-    assert re.search(r"Read       \S+: \d+ documents read, .*; \d+ held out, 1 time\(s\) to the end", lines)
+    assert re.search(r"Read       \S+: \d+ documents read, .*; \d+ held out, 1 time to the end", lines)
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +122,7 @@ def test_kill_9_at_any_moment(stream_recipe, tmp_path):
     recipe = stream_recipe(
         num_steps=60, save_every=1, evaluate_every=60, keep_last=3, sequence_length=32, global_batch_size=4
     )
-    path = tmp_path / "recipe.yaml"
-    path.write_text(recipe_to_yaml(recipe))
-    script = str(Path(__file__).parents[1] / "forked_runs.py")
-    done = subprocess.run(
-        [sys.executable, script, str(path), str(tmp_path / "killed"), "4", "0"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    train_through_kills(recipe, tmp_path / "killed")
     train(recipe, output_dir=tmp_path / "untouched", say=silently)
     assert_same_run(tmp_path / "killed", tmp_path / "untouched")
     assert positions(tmp_path / "killed") == positions(tmp_path / "untouched")
@@ -140,13 +134,79 @@ def test_a_branch_goes_on_in_the_stream_where_it_left(stream_recipe, untouched_r
     assert positions(tmp_path / "run") == positions(untouched_run)
 
 
-def test_text_that_has_changed_is_not_gone_on_with(stream_recipe, shards, tmp_path):
-    copied = shutil.copytree(shards, tmp_path / "text")
-    train_until_killed(stream_recipe(copied), tmp_path / "run", 5)
-    with (copied / "00.jsonl").open("a") as file:
-        file.write(json.dumps({"text": "one more"}) + "\n")
-    with pytest.raises(UserError, match=r"the text has changed since .*step-00000003 was saved.*--restart"):
-        train(stream_recipe(copied), output_dir=tmp_path / "run", say=silently)
+class TestTextThatHasChanged:
+    @pytest.fixture
+    def begun(self, stream_recipe, shards, tmp_path):
+        """A copy of the text, and a recipe whose run died on it behind a checkpoint."""
+        copied = shutil.copytree(shards, tmp_path / "text")
+        train_until_killed(stream_recipe(copied), tmp_path / "run", 5)
+        return copied, stream_recipe(copied)
+
+    @staticmethod
+    def rewrite(path: Path) -> None:
+        """Other text of the same length, in the middle."""
+        content = bytearray(path.read_bytes())
+        at = len(content) // 2
+        content[at] = ord("x") if content[at] != ord("x") else ord("y")
+        path.write_bytes(content)
+
+    @staticmethod
+    def rewrite_in_hiding(path: Path) -> None:
+        """The same, and the time of writing is put back."""
+        state = path.stat()
+        TestTextThatHasChanged.rewrite(path)
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+    @pytest.mark.parametrize(
+        ("change", "told"),
+        [
+            (lambda folder: (folder / "00.jsonl").open("a").write('{"text": "one more"}\n'), r"00\.jsonl has [\d,]+ b"),
+            (lambda folder: TestTextThatHasChanged.rewrite(folder / "03.jsonl"), r"03\.jsonl has another content, "),
+            (lambda folder: TestTextThatHasChanged.rewrite_in_hiding(folder / "03.jsonl"), r"03\.jsonl has another c"),
+            (lambda folder: (folder / "04.jsonl").unlink(), r"04\.jsonl is gone, "),
+            (lambda folder: shutil.copy(folder / "04.jsonl", folder / "05.jsonl"), r"05\.jsonl is new, "),
+        ],
+        ids=["longer", "inside", "inside, its time put back", "gone", "new"],
+    )
+    def test_is_named_and_not_gone_on_with(self, begun, tmp_path, change, told):
+        copied, recipe = begun
+        shutil.copytree(copied, tmp_path / "kept")
+        change(copied)
+        with pytest.raises(UserError, match=rf"{copied}/{told}.*Restore the file.*--restart") as caught:
+            train(recipe, output_dir=tmp_path / "run", say=silently)
+        assert "\n" not in str(caught.value)
+        # Restored, though with other times, it is what it was, and what the refusal has left is whole.
+        shutil.rmtree(copied)
+        shutil.copytree(tmp_path / "kept", copied, copy_function=shutil.copyfile)
+        train(recipe, output_dir=tmp_path / "run", say=silently)
+        assert RunResults.load(tmp_path / "run" / "results.json").training.num_steps == 12
+
+    def test_a_copy_of_the_text_is_gone_on_with(self, begun, tmp_path):
+        """As on another machine: other times and other files, the same content. It ends with the bits that it would."""
+        copied, recipe = begun
+        shutil.copytree(tmp_path / "run", tmp_path / "stayed")
+        train(recipe, output_dir=tmp_path / "stayed", say=silently)
+        shutil.copytree(copied, tmp_path / "moved", copy_function=shutil.copyfile)
+        shutil.rmtree(copied)
+        (tmp_path / "moved").rename(copied)
+        train(recipe, output_dir=tmp_path / "run", say=silently)
+        assert_same_run(tmp_path / "run", tmp_path / "stayed")
+        # Noted with their new times, they are not hashed again the next time.
+        record = json.loads((tmp_path / "run" / "data" / "stream.json").read_text())
+        files = sorted(copied.iterdir())
+        assert [fields[2] for fields in record["files"][str(copied)]] == [path.stat().st_mtime_ns for path in files]
+        noted = [stream_files.StreamFile(*fields)._replace(sha256="noted") for fields in record["files"][str(copied)]]
+        assert stream_files.look_at(files, noted) == tuple(noted)
+
+    def test_of_files_too_large_to_hash_the_time_decides(self, begun, tmp_path, monkeypatch):
+        monkeypatch.setattr(stream_files, "MAX_HASHED_BYTES", 1000)
+        copied, recipe = begun
+        train_until_killed(recipe, tmp_path / "large", 5)
+        shutil.copytree(tmp_path / "large", tmp_path / "refused")
+        train(recipe, output_dir=tmp_path / "large", say=silently)
+        (copied / "02.jsonl").touch()
+        with pytest.raises(UserError, match=r"02\.jsonl was written at another time \(cp -p and rsync -t keep"):
+            train(recipe, output_dir=tmp_path / "refused", say=silently)
 
 
 class TestRowsThatCannotBeUsed:

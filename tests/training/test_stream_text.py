@@ -4,12 +4,20 @@ import json
 from pathlib import Path
 
 import pytest
-from streamed_runs import FRACTION, batches_of, begin, distinct_texts, documents_of, trained_texts, write_shards
+from streamed_runs import (
+    FRACTION,
+    batches_of,
+    begin,
+    distinct_texts,
+    documents_of,
+    texts_of_a_rank,
+    trained_texts,
+    write_shards,
+)
 
 from tercet.training.documents import DataError
 from tercet.training.preparation import make_data
 from tercet.training.recipe import RecipeError, recipe_from_fields
-from tercet.training.stream_order import shard_order
 
 T, B = 64, 2
 
@@ -31,16 +39,6 @@ def texts(small_corpus) -> list[str]:
 @pytest.fixture(scope="module")
 def shards(texts, tmp_path_factory) -> Path:
     return write_shards(tmp_path_factory.mktemp("stream"), texts, 5)
-
-
-def texts_of_a_rank(folder: Path, rank: int, world_size: int, epoch: int) -> list[str]:
-    """What a process is to train on in an epoch, in its order: whole files, or every so many rows of all of them."""
-    files = [[json.loads(line)["text"] for line in path.open()] for path in sorted(folder.glob("*.jsonl"))]
-    order = shard_order(3, epoch, str(folder), len(files))
-    if len(files) >= world_size:
-        return trained_texts([text for file in order[rank::world_size] for text in files[file]])
-    rows = [(file, row) for file in order for row in range(len(files[file]))]
-    return trained_texts([files[file][row] for file, row in rows if (file + row) % world_size == rank])
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 6])  # the last has more processes than shards
