@@ -15,6 +15,7 @@ import numpy as np
 from tercet.tokenizer import token_ids, train_tokenizer
 from tercet.training.arrangement import PackingName, arrange
 from tercet.training.batches import PackedBatches
+from tercet.training.counts import counted
 from tercet.training.documents import Document
 from tercet.training.packing import PackedDataset, Packing
 from tercet.training.shards import prepare
@@ -87,7 +88,8 @@ def print_order(dataset: PackedDataset) -> None:
                 dataset, seed=1, global_batch_size=2, per_device_batch_size=1, rank=rank, world_size=world_size
             )
             steps = "  ".join(f"step {step}: {batches.rows(step).ravel().tolist()!s:<7}" for step in range(3))
-            print(f"{world_size} process(es), rank {rank}  {steps}".rstrip())
+            name = f"{counted(world_size, 'process', 'processes')}, rank {rank}"
+            print(f"{name:<19}  {steps}".rstrip())
 
 
 def print_weights() -> None:

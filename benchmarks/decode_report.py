@@ -243,7 +243,7 @@ def quality_table(section: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             f"Bits per byte of the validation text of {section['checkpoint']} ({section['validation_bytes']:,} bytes), "
-            f"{section['chunk']} token(s) at a time, windows of {section['window']}:",
+            f"tokens at a time: {section['chunk']}, windows of {section['window']}:",
             _contender_table(
                 ["cache", "bits per byte", "change"],
                 section["caches"],

@@ -30,10 +30,12 @@ _HELP = (
 )
 
 
-def run_chat(checkpoint: Path, system: str | None, sampling: Sampling, options: CacheOptions) -> None:
+def run_chat(
+    checkpoint: Path, system: str | None, sampling: Sampling, options: CacheOptions, device: str | None
+) -> None:
     """Read a line, answer it, until end of file or /quit."""
     quantization = quantization_named(options.kind or FULL)
-    model, tokenizer = load_checkpoint_folder(local_checkpoint(checkpoint))
+    model, tokenizer = load_checkpoint_folder(local_checkpoint(checkpoint), device)
     if not tokenizer.chat_template:
         raise UserError(f"{checkpoint} has no chat template: use `tercet generate` to continue a text")
     is_tuned = _is_tuned_to_chat(model)

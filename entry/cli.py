@@ -1,5 +1,6 @@
 """The `tercet` command. torch is imported inside the commands: `tercet --help` answers at once."""
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -8,7 +9,16 @@ from typing import Annotated
 import typer
 
 import tercet
-from tercet.command_line import CheckpointOrName, Output, Overrides, RecipeArgument, Restart, one_line, one_prompt
+from tercet.command_line import (
+    CheckpointOrName,
+    Device,
+    Output,
+    Overrides,
+    RecipeArgument,
+    Restart,
+    one_line,
+    one_prompt,
+)
 from tercet.data_cli import data_app, tokenizer_app
 from tercet.explore_cli import explore
 from tercet.hub_cli import card, push
@@ -156,6 +166,7 @@ def evaluate(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many documents of each task.")] = None,
     num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question.")] = None,
+    device: Device = None,
 ) -> None:
     """Loss, perplexity and bits per byte, comparable across tokenizers, by source; or tasks of lm-eval."""
     if tasks is None and (task_path, limit, num_fewshot) != (None, None, None):
@@ -165,9 +176,9 @@ def evaluate(
     from tercet.eval_commands import run_eval, run_tasks
 
     if tasks is None:
-        run_eval(checkpoint, data, context)
+        run_eval(checkpoint, data, context, device)
     else:
-        run_tasks(checkpoint, tasks, task_path=task_path, limit=limit, num_fewshot=num_fewshot)
+        run_tasks(checkpoint, tasks, task_path=task_path, limit=limit, num_fewshot=num_fewshot, device=device)
 
 
 @app.command()
@@ -178,13 +189,17 @@ def generate(
         str | None, typer.Argument(help="Text to continue; a document's start if not given.", metavar="PROMPT")
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="The same as an option.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 100,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that may follow.")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.7,
     top_p: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Draw among the likeliest that have this probability.")
     ] = 0.95,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw among so many of the likeliest tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    num_samples: Annotated[
+        int, typer.Option(min=1, help="Continuations to draw, side by side; the prompt is read once for all.")
+    ] = 1,
+    device: Device = None,
     cache: CacheKind = None,
     compile_step: Compile = False,
     prompt_cache: Annotated[
@@ -198,14 +213,17 @@ def generate(
     ] = None,
 ) -> None:
     """Continue a text, token by token."""
-    from tercet.generation import CacheOptions, Sampling, run_generate
+    from tercet.generation import CacheOptions, Request, Sampling, run_generate
 
     if top_k is not None and temperature == 0:
         raise UserError("--top-k chooses what tokens are drawn from: give a --temperature above 0, too")
+    if num_samples > 1 and temperature == 0:
+        raise UserError("--num-samples would be the same text each time: give a --temperature above 0, too")
+    if num_samples > 1 and compile_step:
+        raise UserError("--compile is for one text, and --num-samples asks for several: leave one of both out")
+    request = Request(one_prompt(text, prompt) or "", seed, num_samples, device)
     sampling = Sampling(max_new_tokens, temperature, top_p, top_k)
-    run_generate(
-        checkpoint, one_prompt(text, prompt) or "", sampling, seed, CacheOptions(cache, compile_step, prompt_cache)
-    )
+    run_generate(checkpoint, request, sampling, CacheOptions(cache, compile_step, prompt_cache))
 
 
 @app.command()
@@ -213,9 +231,12 @@ def generate(
 def chat(
     checkpoint: CheckpointOrName,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 0.7,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.95,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that an answer may have.")] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.7,
+    top_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Draw among the likeliest that have this probability.")
+    ] = 0.95,
+    device: Device = None,
     cache: CacheKind = None,
     compile_step: Compile = False,
 ) -> None:
@@ -227,7 +248,8 @@ def chat(
     from tercet.chat import run_chat
     from tercet.generation import CacheOptions, Sampling
 
-    run_chat(checkpoint, system, Sampling(max_new_tokens, temperature, top_p), CacheOptions(cache, compile_step))
+    sampling = Sampling(max_new_tokens, temperature, top_p)
+    run_chat(checkpoint, system, sampling, CacheOptions(cache, compile_step), device)
 
 
 app.command()(explore)
@@ -295,6 +317,8 @@ def run_command(name: str) -> None:
 
 def main() -> None:
     """Entry point of `tercet`."""
+    # Says on every import that a kernel for 4-bit weights, which Tercet does not use, is not installed.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     # Progress bars and warnings of libraries about what Tercet does on purpose would bury its own few lines.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")

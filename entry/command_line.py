@@ -3,6 +3,7 @@
 A mistake is one line on standard error and exit code 2; anything else is a bug and shows its traceback.
 """
 
+import errno
 import functools
 import os
 import sys
@@ -35,6 +36,10 @@ RecipeArgument = Annotated[
         metavar="RECIPE",
     ),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Where the model runs, such as cpu or cuda; a GPU that is here if not given."),
+]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write, instead of the recipe's.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Remove an earlier run from the folder and begin anew.")]
 
@@ -56,9 +61,15 @@ def one_line(command: Callable[..., None]) -> Callable[..., None]:
         except BrokenPipeError:  # the reader of our output has gone, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except Exception as error:
+            where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+            if isinstance(error, OSError) and error.errno == errno.EFBIG:
+                _fail(
+                    f"a file{where} became larger than this shell (ulimit -f) or the file system takes: raise the "
+                    "limit and run the same command again; what was finished is kept"
+                )
             if not is_disk_full(error):
                 raise
-            _fail("the disk is full: free some space and run the same command again; what was finished is kept")
+            _fail(f"the disk is full{where}: free some space and run the same command again; what was finished is kept")
 
     return wrapped
 

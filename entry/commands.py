@@ -21,6 +21,9 @@ from tercet.training.starting_weights import is_chat
 
 logging.disable_progress_bar()
 
+# Evaluations on the way differ by less, up and down.
+_WORSE = 1.02
+
 
 def run_demo(output: Path | None, steps: int | None, restart: bool) -> None:
     """`tercet demo`."""
@@ -37,7 +40,7 @@ def run_demo(output: Path | None, steps: int | None, restart: bool) -> None:
     )
     for label, text in (("greedy", check.greedy), ("sampled", check.sampled)):
         typer.echo(f"           {label:<8} {_one_line(prompt)}{_one_line(text)}")
-    _print_summary(outcome, first=True)
+    _print_summary(outcome, recipe, first=True)
 
 
 def run_train(recipe_name: str, overrides: list[str], output: Path | None, restart: bool) -> None:
@@ -49,7 +52,7 @@ def run_train(recipe_name: str, overrides: list[str], output: Path | None, resta
     except AnotherRecipeError as error:
         raise UserError(f"{error}{_branch_line(error, recipe, words, output)}") from error
     if not _report_interruption(outcome, words + (["--output", output] if output else [])):
-        _print_summary(outcome, chats=is_chat(recipe))
+        _print_summary(outcome, recipe)
 
 
 def _branch_line(error: AnotherRecipeError, recipe: Recipe, words: Sequence[object], output: Path | None) -> str:
@@ -80,7 +83,7 @@ def _command_line(words: Sequence[object]) -> str:
     return shlex.join(map(str, words))
 
 
-def _print_summary(outcome: RunOutcome, *, chats: bool = False, first: bool = False) -> None:
+def _print_summary(outcome: RunOutcome, recipe: Recipe, *, first: bool = False) -> None:
     measured, folder = outcome.results, outcome.output_dir
     if measured is None or not _is_main_process():
         return
@@ -96,6 +99,7 @@ def _print_summary(outcome: RunOutcome, *, chats: bool = False, first: bool = Fa
             f"{measured.evaluation.bits_per_byte:.3f} bits per byte on held-out text, "
             f"perplexity {measured.evaluation.perplexity:.1f}"
         )
+    lines += _past_its_best(outcome)
     for sample in measured.samples[:2]:
         lines += ["", f"  {sample.prompt}{sample.text}".replace("\n", "\n  ")]
     lines += [
@@ -105,30 +109,46 @@ def _print_summary(outcome: RunOutcome, *, chats: bool = False, first: bool = Fa
         f"  {folder}/metrics.jsonl  every logged step",
         "",
         "Next:",
-        *_next_lines(measured, folder, chats=chats, first=first),
+        *_next_lines(measured, folder, recipe, first=first),
     ]
     typer.echo("\n".join(lines))
 
 
-def _next_lines(measured: RunResults, folder: Path, *, chats: bool, first: bool) -> list[str]:
+def _past_its_best(outcome: RunOutcome) -> list[str]:
+    """A line where the held-out text was predicted better long before the end: what follows was learned by heart."""
+    measured, loop = outcome.results, outcome.loop
+    if measured is None or measured.evaluation is None or loop is None or loop.state.best_bits_per_byte is None:
+        return []
+    best, step = loop.state.best_bits_per_byte, loop.state.best_step
+    if measured.evaluation.bits_per_byte < best * _WORSE:
+        return []
+    return [
+        f"It was better at step {step:,}, {best:.3f} bits per byte, and has learned its text by heart since: "
+        f"train on more text, or shorter, with --set training.num_steps={step}"
+    ]
+
+
+def _next_lines(measured: RunResults, folder: Path, recipe: Recipe, *, first: bool) -> list[str]:
     """What to type next, each with what it does.
 
     Args:
         measured: Of the run that has ended.
         folder: Its folder.
-        chats: Whether it was tuned on conversations.
+        recipe: Of the run.
         first: Whether this was the demo, and text of the user's own comes next.
     """
+    chats = is_chat(recipe)
     place, prompt = shlex.quote(str(folder)), measured.samples[0].prompt.strip() if measured.samples else ""
     words = shlex.quote(prompt.splitlines()[0]) if prompt and not chats else ""
     talk = (f"chat {place}", "talk to it") if chats else (f"generate {place} {words}".strip(), "text from it")
+    license = "" if recipe.card.license else "--license NAME "  # without one nothing is published
     look = f"explore {place} --prompt {words}" if words else f"explore {place}"
     lines = [
         talk,
         (look, "see it at work: attention, cache, predictions"),
         (f"info {place}", "its weights and hyperparameters"),
         (f"eval {place} --data FILE", "bits per byte of any text"),
-        (f"push {place} USER/NAME --dry-run", "what would be published on the Hub"),
+        (f"push {place} USER/NAME {license}--dry-run", "what would be published on the Hub"),
     ]
     if first:
         lines.append(("train text --set data.path=YOUR.txt", "the same with text of your own"))

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tercet.program import program
 from tercet.training.atomic import place_files, temporary_folder
+from tercet.training.counts import counted
 from tercet.training.data_info import check_tokenizer, describe_data
 from tercet.training.errors import UserError
 from tercet.training.merge import merge
@@ -141,8 +142,8 @@ def _data_folder(folder: Path) -> Path:
 def _print_sources(data: PreparedData) -> None:
     for name, report in data.report.by_source.items():
         typer.echo(
-            f"  {name}: {report.documents:,} documents kept, {report.tokens:,} tokens, {report.bytes:,} bytes; "
-            f"{report.duplicates_dropped:,} duplicates dropped"
+            f"  {name}: {counted(report.documents, 'document')} kept, {report.tokens:,} tokens, "
+            f"{report.bytes:,} bytes; {counted(report.duplicates_dropped, 'duplicate')} dropped"
         )
 
 

@@ -26,10 +26,10 @@ from tercet.training.sources import Source, read_documents
 from tercet.training.token_set import PreparedData, TokenSet
 
 
-def run_eval(checkpoint: Path, data: str | None, sequence_length: int | None) -> None:
+def run_eval(checkpoint: Path, data: str | None, sequence_length: int | None, device: str | None) -> None:
     """`tercet eval`."""
     given, checkpoint = checkpoint, local_checkpoint(checkpoint)
-    model, tokenizer = load_checkpoint_folder(checkpoint)
+    model, tokenizer = load_checkpoint_folder(checkpoint, device)
     with as_user_error(str(checkpoint)):
         ids = token_ids(tokenizer)
     longest = int(getattr(model.config, "max_position_embeddings", 1024))
@@ -67,7 +67,13 @@ def _say_beginning(token_set: TokenSet, sequence_length: int) -> None:
 
 
 def run_tasks(
-    checkpoint: Path, tasks: str, *, task_path: Path | None, limit: int | None, num_fewshot: int | None
+    checkpoint: Path,
+    tasks: str,
+    *,
+    task_path: Path | None,
+    limit: int | None,
+    num_fewshot: int | None,
+    device: str | None,
 ) -> None:
     """`tercet eval --tasks`."""
     names = [name.strip() for name in tasks.split(",") if name.strip()]
@@ -76,7 +82,7 @@ def run_tasks(
     if task_path is not None and not task_path.is_dir():
         raise UserError(f"--task-path {task_path} is no folder")
     given, checkpoint = checkpoint, local_checkpoint(checkpoint)
-    model, tokenizer = load_checkpoint_folder(checkpoint)
+    model, tokenizer = load_checkpoint_folder(checkpoint, device)
     measured = run_harness(model, tokenizer, names, task_path=task_path, limit=limit, num_fewshot=num_fewshot)
     _print_tasks(measured)
     if given == checkpoint:  # a copy in the cache is the Hub's

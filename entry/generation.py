@@ -18,6 +18,7 @@ from transformers import (
 from tercet.caches import FULL, compile_decode, is_for_tercet, make_cache, quantization_named
 from tercet.hub_checkpoints import local_checkpoint
 from tercet.loading import load_checkpoint_folder
+from tercet.modeling import TercetCache
 from tercet.prompt_cache import check_path, fill_and_save, open_cache
 from tercet.streaming import TokenPrinter
 from tercet.training.errors import UserError
@@ -49,15 +50,32 @@ class CacheOptions:
     prompt_file: Path | None = None
 
 
-def run_generate(checkpoint: Path, prompt: str, sampling: Sampling, seed: int | None, options: CacheOptions) -> None:
-    """`tercet generate`: prints the prompt, then tokens as they come."""
+@dataclass(frozen=True)
+class Request:
+    """What `tercet generate` was asked for.
+
+    Attributes:
+        prompt: Text to continue.
+        seed: Of the draws; None for others each time.
+        num_samples: How many continuations.
+        device: Where the model runs; None for the best at hand.
+    """
+
+    prompt: str
+    seed: int | None = None
+    num_samples: int = 1
+    device: str | None = None
+
+
+def run_generate(checkpoint: Path, request: Request, sampling: Sampling, options: CacheOptions) -> None:
+    """`tercet generate`: prints the prompt, then tokens as they come; several continuations when all are there."""
     quantization = quantization_named(options.kind or FULL)
     if options.prompt_file is not None:
         check_path(options.prompt_file)
-    model, tokenizer = load_checkpoint_folder(local_checkpoint(checkpoint))
-    if seed is not None:
-        set_seed(seed)
-    ids = document_start(tokenizer, prompt).to(model.device)
+    model, tokenizer = load_checkpoint_folder(local_checkpoint(checkpoint), request.device)
+    if request.seed is not None:
+        set_seed(request.seed)
+    ids = document_start(tokenizer, request.prompt).to(model.device)
     check_room(model, ids.shape[1], sampling.max_new_tokens)
     if options.prompt_file is None:
         cache = make_cache(model, quantization)
@@ -65,8 +83,53 @@ def run_generate(checkpoint: Path, prompt: str, sampling: Sampling, seed: int | 
             compile_decode(model, cache)
     else:
         cache = _cache_from_file(options.prompt_file, model, ids, options)
-    typer.echo(prompt, nl=False)
-    stream_continuation(model, tokenizer, ids, sampling, cache)
+    try:
+        if request.num_samples == 1:
+            typer.echo(request.prompt, nl=False)
+            stream_continuation(model, tokenizer, ids, sampling, cache)
+        else:
+            texts = _continuations(model, tokenizer, ids, sampling, cache, request.num_samples)
+            for number, text in enumerate(texts, start=1):
+                typer.echo(f"--- {number} of {request.num_samples} ---\n{request.prompt}{text}")
+    except KeyboardInterrupt:  # nothing is kept, so that there is nothing to say
+        typer.echo()
+        raise typer.Exit(130) from None
+
+
+@torch.no_grad()
+def _continuations(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    ids: torch.Tensor,
+    sampling: Sampling,
+    cache: Cache | None,
+    num_samples: int,
+) -> list[str]:
+    """Several texts that go on from `ids` (1, T), drawn side by side; a Tercet model reads the prompt once for all."""
+    if isinstance(cache, TercetCache) and ids.shape[1] > 1:
+        if cache.length < ids.shape[1] - 1:
+            model(ids[:, cache.length : -1], cache=cache, logits_to_keep=1)
+        cache = cache.fork(num_samples)
+    rows = ids.repeat(num_samples, 1)
+    output = cast(Any, model).generate(
+        rows, attention_mask=torch.ones_like(rows), max_new_tokens=sampling.max_new_tokens,
+        **_chosen(sampling, cache),
+    )  # fmt: skip
+    new_ids = output[:, ids.shape[1] :]
+    return [str(tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)) for row in new_ids]
+
+
+def _chosen(sampling: Sampling, cache: Cache | None) -> dict[str, Any]:
+    """What `generate()` is told of the draws and of the cache."""
+    chosen: dict[str, Any] = {"do_sample": False}
+    if sampling.temperature > 0:
+        chosen = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
+        if sampling.top_k is not None:
+            chosen["top_k"] = sampling.top_k
+    if cache is not None:
+        # Said, as a checkpoint's own settings may say otherwise, and then all tokens would be fed at every step.
+        chosen |= {"cache": cache, "use_cache": True}
+    return chosen
 
 
 def _cache_from_file(path: Path, model: PreTrainedModel, ids: torch.Tensor, options: CacheOptions) -> Cache:
@@ -124,14 +187,7 @@ def stream_continuation(
     Raises:
         UserError: The step was to be compiled, and this machine's compiler cannot.
     """
-    chosen: dict[str, Any] = {"do_sample": False}
-    if sampling.temperature > 0:
-        chosen = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
-        if sampling.top_k is not None:
-            chosen["top_k"] = sampling.top_k
-    if cache is not None:
-        # Said, as a checkpoint's own settings may say otherwise, and then all tokens would be fed at every step.
-        chosen |= {"cache": cache, "use_cache": True}
+    chosen = _chosen(sampling, cache)
     if stop is not None:
         chosen["stopping_criteria"] = StoppingCriteriaList([stop])
     streamer = TokenPrinter(tokenizer)

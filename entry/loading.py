@@ -11,6 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 import tercet.modeling  # noqa: F401 - registers Tercet's classes with the Auto classes
+from tercet.training.counts import counted
 from tercet.training.errors import UserError
 
 
@@ -18,8 +19,10 @@ def load_checkpoint_folder(folder: Path, device: str | None = None) -> tuple[Pre
     """Model, in evaluation mode on `device` or else the best at hand, and tokenizer of a folder.
 
     Raises:
-        UserError: No such folder, no checkpoint, another architecture, damaged weights, no tokenizer.
+        UserError: No such device or folder, no checkpoint, another architecture, damaged weights, no tokenizer.
     """
+    if device is not None:
+        check_device(device)
     check_is_causal_lm(folder)
     logging.disable_progress_bar()
     try:
@@ -30,9 +33,25 @@ def load_checkpoint_folder(folder: Path, device: str | None = None) -> tuple[Pre
         raise UserError(f"{folder} does not load: {reason}") from error
     if missing := sorted(loading["missing_keys"]):
         # transformers fills them with random numbers and goes on.
-        raise UserError(f"{folder} lacks {len(missing)} weight(s), such as {missing[0]}: it is not a whole checkpoint")
+        raise UserError(
+            f"{folder} lacks {counted(len(missing), 'weight')}, such as {missing[0]}: it is not a whole checkpoint"
+        )
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return model.to(device).eval(), tokenizer
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that this machine, or the torch that is installed, does not have.
+
+    Raises:
+        UserError: Names it, and what to choose.
+    """
+    try:
+        is_here = torch.empty(1, device=name).device.type != "meta"
+    except (RuntimeError, AssertionError, NotImplementedError):
+        is_here = False
+    if not is_here:
+        raise UserError(f"--device {name} is not here: choose cpu, or cuda or mps on a machine that has it")
 
 
 def check_is_causal_lm(folder: Path) -> None:

@@ -17,6 +17,7 @@ from tercet.hub.options import MAIN, NATIVE_FAMILIES, PushOptions
 from tercet.hub.preparation import Prepared
 from tercet.hub.retries import Patience, status_of
 from tercet.hub.selection import CARD_NAME, CONFIG_NAME, RECIPE_NAME, PublishedFile, what_is
+from tercet.training.counts import counted
 from tercet.training.errors import UserError
 from tercet.training.results import RESULTS_NAME
 
@@ -163,7 +164,7 @@ def _check_content(
     if not content:
         return
     if CONFIG_NAME not in content:
-        raise UserError(f"{repo_id} holds {len(content)} file(s) and no model, such as {content[0]}: {remedy}")
+        raise UserError(f"{repo_id} holds {counted(len(content), 'file')} and no model, such as {content[0]}: {remedy}")
     theirs = patience.call("look at its model", lambda: _model_type(api, repo_id, repository.head))
     # A run's own record says that an export was here, or is to come.
     is_run = RECIPE_NAME in content and RESULTS_NAME in content and theirs in ("tercet", *NATIVE_FAMILIES)

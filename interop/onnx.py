@@ -26,6 +26,7 @@ import tercet.modeling  # noqa: F401 - registers Tercet's classes with the Auto 
 from tercet.interop.exported import as_export_error, export_step
 from tercet.interop.onnx_graph import name_sizes, remove_traces, share_tied_weights
 from tercet.training.atomic import make_readable
+from tercet.training.counts import counted
 from tercet.training.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _load(checkpoint: Path) -> PreTrainedModel:
         raise UserError(f"{checkpoint} does not load: {reason}") from error
     if missing := sorted(loading["missing_keys"]):
         raise UserError(
-            f"{checkpoint} lacks {len(missing)} weight(s), such as {missing[0]}: it is not a whole checkpoint"
+            f"{checkpoint} lacks {counted(len(missing), 'weight')}, such as {missing[0]}: it is not a whole checkpoint"
         )
     return model.eval()
 

@@ -40,7 +40,7 @@ from .layers_tercet import (
 )
 from .linear_tercet import apply_linear, is_plain_linear
 from .loss_tercet import chunked_causal_lm_loss
-from .packing_tercet import may_hold_several_documents, separate_documents
+from .packing_tercet import may_hold_several_documents, must_not_wait, packed_mask, separate_documents
 
 # Every saved folder names all of these: a classifier can start from the folder of a language model.
 _AUTO_MAP = {
@@ -200,6 +200,11 @@ class TercetModel(TercetPreTrainedModel):
             masks = decode_masks(self.config.layer_types, attention_mask, cache)
             if masks is not None:
                 return masks
+        kinds = dict.fromkeys(self.config.layer_types)
+        given = position_ids if attention_mask is None and cache is None else None
+        if given is not None and self.config._attn_implementation == "sdpa" and must_not_wait(given):
+            windows = {"full_attention": None, "sliding_attention": self.config.sliding_window}
+            return {kind: packed_mask(given, windows[kind]) for kind in kinds}
         arguments: dict[str, Any] = {
             "config": self.config,
             "inputs_embeds": hidden_states,
@@ -208,7 +213,7 @@ class TercetModel(TercetPreTrainedModel):
             "position_ids": position_ids,
         }
         makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
-        return {kind: makers[kind](**arguments) for kind in dict.fromkeys(self.config.layer_types)}
+        return {kind: makers[kind](**arguments) for kind in kinds}
 
     def check_learned_positions(self, position_ids: torch.Tensor) -> None:
         """Refuse positions beyond the table of learned ones.
@@ -216,7 +221,8 @@ class TercetModel(TercetPreTrainedModel):
         Raises:
             ValueError: Names the position and the bound.
         """
-        if self.embed_positions is None or is_tracing(position_ids):
+        # In training on an accelerator the table's own kernel refuses them; reading one here would wait for it.
+        if self.embed_positions is None or is_tracing(position_ids) or must_not_wait(position_ids):
             return
         if (last := int(position_ids.max())) >= self.config.max_position_embeddings:
             raise ValueError(

@@ -10,6 +10,11 @@ from transformers.cache_utils import Cache
 from transformers.utils import is_tracing
 
 
+def must_not_wait(states: torch.Tensor) -> bool:
+    """Whether a look at the values would make a training step wait for its accelerator."""
+    return torch.is_grad_enabled() and not states.is_cpu and not is_tracing(states)
+
+
 def may_hold_several_documents(
     position_ids: torch.Tensor, attention_mask: torch.Tensor | dict[str, Any] | None, cache: Cache | None
 ) -> bool:
@@ -34,7 +39,7 @@ def may_hold_several_documents(
         return False
     if is_tracing(position_ids):
         return cache is None
-    if cache is None and torch.is_grad_enabled() and not position_ids.is_cpu:
+    if cache is None and must_not_wait(position_ids):
         return True
     is_real = torch.ones_like(position_ids, dtype=torch.bool)
     if isinstance(attention_mask, torch.Tensor):
@@ -59,4 +64,24 @@ def separate_documents(position_ids: torch.Tensor, attention_mask: torch.Tensor 
     return position_ids.masked_fill(~is_real, -2)
 
 
-__all__ = ["may_hold_several_documents", "separate_documents"]
+def packed_mask(position_ids: torch.Tensor, sliding_window: int | None) -> torch.Tensor:
+    """Which keys each token of packed rows sees, (B, 1, T, T): earlier ones of its own document, within the window.
+
+    The mask that transformers makes of restarting positions. It looks first whether any restart, for which the host
+    waits until an accelerator has done all that it was told.
+
+    Args:
+        position_ids: (B, T), as `separate_documents` returns them.
+        sliding_window: Of layers where attention slides; None where it does not.
+    """
+    begins = torch.diff(position_ids, prepend=position_ids[:, :1] - 1) != 1
+    document = begins.cumsum(-1)  # (B, T)
+    index = torch.arange(position_ids.shape[-1], device=position_ids.device)
+    distance = index[:, None] - index  # (T, T)
+    is_near = distance >= 0
+    if sliding_window is not None:
+        is_near &= distance < sliding_window
+    return (document[:, :, None] == document[:, None, :]).logical_and_(is_near).unsqueeze(1)
+
+
+__all__ = ["may_hold_several_documents", "must_not_wait", "packed_mask", "separate_documents"]

@@ -1,11 +1,16 @@
 """What all processes of a run decide alike, so that none waits in a collective that another has left."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import cast
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+
+COLLECTIVE_TIMEOUT = timedelta(hours=1)
+"""For a process that hangs; one that dies is noticed at once by the lifeline. Long enough for the main process to
+evaluate, to sample or to write on a slow disk while the others wait."""
 
 
 class Agreement:
@@ -19,7 +24,7 @@ class Agreement:
         self._group: dist.ProcessGroup | None = None
         self._is_alone = accelerator.num_processes == 1
         if not self._is_alone and dist.get_backend() != "gloo":
-            self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+            self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
 
     def largest(self, numbers: Sequence[int]) -> list[int]:
         """The largest of each number over all processes; every process gives as many and calls this."""

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -54,15 +55,26 @@ def place_files(source: Path, folder: Path, *, last: str) -> None:
         os.replace(path, folder / path.name)
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-    """Whether a full disk, or a used-up quota, is behind an error; safetensors says so in words only."""
+def system_errors(error: BaseException | None) -> set[int]:
+    """Numbers of the system's errors behind an error, such as `errno.ENOSPC`; safetensors says them in words only."""
+    numbers = set()
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
+        if isinstance(error, OSError) and error.errno is not None:
+            numbers.add(error.errno)
+        numbers |= {int(number) for number in _IN_WORDS.findall(str(error))}
         if "No space left on device" in str(error):
-            return True
+            numbers.add(errno.ENOSPC)
         error = error.__cause__ or error.__context__
-    return False
+    return numbers
+
+
+# "Error while serializing: I/O error: Disk quota exceeded (os error 122)"
+_IN_WORDS = re.compile(r"\(os error (\d+)\)")
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether a full disk, or a used-up quota, is behind an error."""
+    return not system_errors(error).isdisjoint((errno.ENOSPC, errno.EDQUOT))
 
 
 def make_readable(path: Path) -> None:

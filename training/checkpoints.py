@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from tercet.training.counts import counted
 from tercet.training.ema import WeightAverage
 from tercet.training.errors import UserError
 from tercet.training.manifest import DamagedError, check_manifest
@@ -107,14 +108,23 @@ def newest_whole(output_dir: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
+def check_is_checkpoint(folder: Path, what: str) -> None:
+    """Refuse a folder that holds no checkpoint, without reading much of it.
+
+    Raises:
+        UserError: Names `what` was to be the checkpoint.
+    """
+    if not (folder / STATE / RUN_NAME).is_file():
+        raise UserError(f"{what} {folder} is no checkpoint of a run: give a folder such as RUN/{CHECKPOINTS}/step-...")
+
+
 def check_whole(folder: Path, what: str) -> None:
     """Refuse a checkpoint that is not what was written.
 
     Raises:
         UserError: Names `what` was to be the checkpoint, and why it is none.
     """
-    if not (folder / STATE / RUN_NAME).is_file():
-        raise UserError(f"{what} {folder} is no checkpoint of a run: give a folder such as RUN/{CHECKPOINTS}/step-...")
+    check_is_checkpoint(folder, what)
     try:
         check_manifest(folder, STATE)
     except DamagedError as error:
@@ -167,7 +177,9 @@ def load_checkpoint(
     try:
         _load_model(model, folder)
         if (held := len(list((folder / STATE).glob(optimizer_name("*"))))) != len(optimizers):
-            raise ValueError(f"it holds the state of {held} optimizer(s), and the recipe has {len(optimizers)}")
+            raise ValueError(
+                f"it holds the state of {counted(held, 'optimizer')}, and the recipe has {len(optimizers)}"
+            )
         for index, optimizer in enumerate(optimizers):
             _load_optimizer(optimizer, model, folder / STATE / optimizer_name(index))
         if average is not None:
@@ -232,7 +244,9 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, path: Pa
         elif value.ndim or optimizer_is_fused(optimizer):
             # AdamW counts its steps in a tensor that stays on the CPU unless fused on the parameter's device.
             value = value.to(parameter.device)
-        optimizer.state[parameter][key] = value
+        # On a CPU what was read is a view of the mapped file, which would hold its place on the disk, and on NFS its
+        # folder, for as long as the run lasts, whoever removes it.
+        optimizer.state[parameter][key] = value.clone() if value.is_cpu else value
 
 
 def _load_average(average: WeightAverage, path: Path) -> None:

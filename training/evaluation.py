@@ -12,6 +12,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from tercet.training.batches import Batch, EvaluationWindows, evaluation_windows
+from tercet.training.errors import UserError
 from tercet.training.packing import IGNORE_INDEX
 from tercet.training.results import Evaluation, SourceEvaluation
 from tercet.training.token_set import TokenSet
@@ -19,6 +20,10 @@ from tercet.training.token_set import TokenSet
 # Logits of one batch are held whole here, as any model on the Hub returns them; this bounds them.
 _MAX_LOGITS_BYTES = 256 << 20
 _MAX_BATCH_SIZE = 32
+
+
+class NotFiniteError(UserError):
+    """The loss of some text is infinite, or no number."""
 
 
 def evaluate(
@@ -53,6 +58,9 @@ def evaluate(
         Mean loss over all labels, ends of documents and turns included (nats), its exponential, and bits per UTF-8 byte
         of text, for which these ends, which are no text, are left out. Of a conversation only what the assistant says
         is scored, and only its bytes count. The same of each source, where the set has documents of several.
+
+    Raises:
+        NotFiniteError: The model gives no finite loss; in every process alike.
     """
     windows = evaluation_windows(
         token_set,
@@ -77,6 +85,11 @@ def evaluate(
     if accelerator is not None:
         sums = cast(torch.Tensor, accelerator.reduce(sums, reduction="sum"))
     total_nats, text_nats, num_tokens = sums.sum(0).tolist()
+    if not math.isfinite(total_nats):
+        raise NotFiniteError(
+            f"the loss of the text is {total_nats}: some weight is no number, or too large for what it is multiplied "
+            "with; take an earlier checkpoint, or train with a lower learning rate"
+        )
     loss_nats = total_nats / num_tokens
     return Evaluation(
         loss_nats=loss_nats,

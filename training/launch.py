@@ -7,7 +7,6 @@ ignores some of what it finds there; what a run does not follow is refused or sa
 import importlib.util
 import os
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs
 
+from tercet.training.agreement import COLLECTIVE_TIMEOUT
 from tercet.training.allocator import keep_freed_memory
+from tercet.training.counts import counted
 from tercet.training.errors import UserError
 from tercet.training.hardware import supports_bfloat16
 from tercet.training.recipe import Recipe
 from tercet.training.run_folder import TRACKERS_NAME
 
-# A process that hangs; one that dies is noticed at once by the lifeline. Long enough for the main process to evaluate,
-# to sample or to write on a slow disk while the others wait.
-_COLLECTIVE_TIMEOUT = timedelta(hours=1)
 _BY_TORCHRUN = "torchrun --nproc_per_node N -m tercet.training RECIPE"
 _REFUSED_PLUGINS = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
@@ -144,7 +142,7 @@ def make_accelerator(recipe: Recipe, folder: Path) -> Accelerator:
         dynamo_backend="no",
         # Given, or a number in the environment would divide every loss once more.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=_COLLECTIVE_TIMEOUT)],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT)],
     )
     _check_processes(recipe, accelerator.num_processes)
     return accelerator
@@ -164,8 +162,8 @@ def _check_gpus(recipe: Recipe) -> None:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if not _uses_cpu(recipe) and local > torch.cuda.device_count():
         raise UserError(
-            f"{local} processes were started on this machine and each sees {torch.cuda.device_count()} GPU(s): start "
-            "one a GPU, all of them visible to each"
+            f"{local} processes were started on this machine and each sees "
+            f"{counted(torch.cuda.device_count(), 'GPU')}: start one a GPU, all of them visible to each"
         )
 
 
@@ -187,26 +185,6 @@ def _check_processes(recipe: Recipe, num_processes: int) -> None:
                 f"({training.per_device_batch_size}) x {num_processes} processes: "
                 "choose a smaller training.per_device_batch_size"
             )
-
-
-def describe_processes(recipe: Recipe, accelerator: Accelerator) -> str:
-    """Processes, sharding, precision and how the global batch is made of them, in one line."""
-    training, num_processes = recipe.training, accelerator.num_processes
-    rows, at_once = training.global_batch_size, training.per_device_batch_size * num_processes
-    if num_processes == 1:
-        kind = "no sharding: one process" if training.sharding == "full" else ""
-    else:
-        kind = "weights sharded (FSDP2)" if training.sharding == "full" else "weights in every process (DDP)"
-    precision = "bfloat16" if accelerator.mixed_precision == "bf16" else "float32"
-    growing = f", from {training.batch_size_warmup[0].global_batch_size} rows" if training.batch_size_warmup else ""
-    parts = [
-        f"{num_processes} process(es) on {accelerator.device.type}",
-        kind,
-        precision,
-        f"{training.per_device_batch_size} rows x {rows // at_once} accumulated x {num_processes} = {rows} rows of "
-        f"{training.sequence_length} tokens{growing}: {rows * training.sequence_length:,} tokens a step",
-    ]
-    return ", ".join(part for part in parts if part)
 
 
 def start_trackers(recipe: Recipe, accelerator: Accelerator) -> None:

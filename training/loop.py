@@ -21,16 +21,16 @@ from tercet.tokenizer import special_ids, token_ids
 from tercet.training.acceleration import compile_model
 from tercet.training.accounting import flops_per_token
 from tercet.training.agreement import Agreement
+from tercet.training.counts import counted
 from tercet.training.curve import METRICS_NAME
 from tercet.training.deadline import Deadline
 from tercet.training.documents import DataError
 from tercet.training.ema import WeightAverage
 from tercet.training.errors import UserError
-from tercet.training.evaluation import evaluate
+from tercet.training.evaluation import NotFiniteError, evaluate
 from tercet.training.hardware import PeakRate
-from tercet.training.launch import describe_processes
 from tercet.training.optimizers import optimizers_of_recipe
-from tercet.training.progress import MetricsFile, Progress, evaluation_record, opening_line, shown_values
+from tercet.training.progress import MetricsFile, Progress, evaluation_record, opening_lines, shown_values
 from tercet.training.publishing import Publisher
 from tercet.training.recipe import Recipe
 from tercet.training.restart import starting_point
@@ -129,8 +129,8 @@ class TrainingLoop:
         with stop_signals() as stop, self._bar() as bar:
             self._resume(bar)
             wrapped = self._wrap(bar)
-            processes = describe_processes(self.recipe, self.accelerator)
-            bar.say(opening_line(processes, self.batches.describe(), self.state.step))
+            for line in opening_lines(self.recipe, self.accelerator, self.batches.describe(), self.state.step):
+                bar.say(line)
             self._clock = time.perf_counter()
             with self.saver:
                 for micro_batches in self._micro_batches():
@@ -278,23 +278,28 @@ class TrainingLoop:
         # Worked out only now: it reads the rows again.
         documents = describe_bad_step(self.model, self.batches, reading.step - 1, self.accelerator, self.tokenizer)
         raise UserError(
-            f"training diverged in step {reading.step}: {what} ({self.state.num_bad_in_row} such step(s) in a row, "
-            f"training.max_bad_steps is {allowed}); {documents}. Lower optimizer.learning_rate or "
+            f"training diverged in step {reading.step}: {what} ({counted(self.state.num_bad_in_row, 'such step')} in a "
+            f"row, training.max_bad_steps is {allowed}); {documents}. Lower optimizer.learning_rate or "
             f"optimizer.matrix_learning_rate, or leave the documents out; last checkpoint: {self.saver.newest}"
         )
 
     def _evaluate(self, bar: Progress) -> bool:
         """Evaluate and record; returns whether no evaluation before was better."""
         with self.average.in_place() if self.average is not None else nullcontext():
-            evaluation = evaluate(
-                self.model,
-                self.data.validation,
-                sequence_length=self.recipe.training.sequence_length,
-                accelerator=self.accelerator,
-                eos_token_id=self.special["eos_token_id"],
-                pad_token_id=self.special["pad_token_id"],
-                special_ids=special_ids(self.tokenizer),
-            )
+            try:
+                evaluation = evaluate(
+                    self.model,
+                    self.data.validation,
+                    sequence_length=self.recipe.training.sequence_length,
+                    accelerator=self.accelerator,
+                    eos_token_id=self.special["eos_token_id"],
+                    pad_token_id=self.special["pad_token_id"],
+                    special_ids=special_ids(self.tokenizer),
+                )
+            except NotFiniteError as error:  # as a step whose loss is not finite, it ends no run
+                self._record({"step": self.state.step, "validation_not_finite": True})
+                bar.say(f"step {self.state.step:>6}   validation: {error}")
+                return False
         state = self.state
         is_best = state.best_bits_per_byte is None or evaluation.bits_per_byte < state.best_bits_per_byte
         if is_best:

@@ -6,12 +6,15 @@ from contextlib import contextmanager
 
 import torch
 
+from tercet.training.counts import counted
 from tercet.training.errors import UserError
 from tercet.training.recipe import Recipe
 
 # "Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.72 GiB of which 1.20 GiB is free."
 _CUDA_ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 _CUDA_FREE = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
+# Memory that PyTorch's allocator does not give out: pinned, of the driver, of the libraries of CUDA.
+_CUDA_REFUSED = re.compile(r"CUDA error: out of memory|CU(?:BLAS|DNN|SOLVER)_STATUS_ALLOC_FAILED")
 # "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."
 _CPU_ASKED = re.compile(r"(?:can't allocate memory|not enough memory): you tried to allocate (\d+) bytes")
 
@@ -24,7 +27,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory was not there, the device's or the machine's."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and _CPU_ASKED.search(str(error)) is not None
+    patterns = (_CPU_ASKED, _CUDA_REFUSED)
+    return isinstance(error, RuntimeError) and any(pattern.search(str(error)) for pattern in patterns)
 
 
 @contextmanager
@@ -50,7 +54,7 @@ def describe_out_of_memory(error: BaseException, recipe: Recipe, num_processes: 
     """What was asked for and what would fit, in one line."""
     training = recipe.training
     asked = (
-        f"out of memory{_amounts(str(error))} with {training.per_device_batch_size} row(s) of "
+        f"out of memory{_amounts(str(error))} with {counted(training.per_device_batch_size, 'row')} of "
         f"{training.sequence_length} tokens at a time in each process"
     )
     return (

@@ -17,7 +17,7 @@ from tercet.training import results
 from tercet.training.acceleration import checkpoint_blocks
 from tercet.training.accounting import num_parameters
 from tercet.training.chat_turns import end_where_turns_end
-from tercet.training.checkpoints import list_checkpoints
+from tercet.training.checkpoints import check_is_checkpoint, list_checkpoints
 from tercet.training.curve import METRICS_NAME, plot_losses
 from tercet.training.evaluation import evaluate
 from tercet.training.export import replace_model_folder, write_model_folder
@@ -87,6 +87,9 @@ def train(recipe: Recipe, *, output_dir: Path | None = None, restart: bool = Fal
     tell: Say = say if accelerator.is_main_process else _silent
     recipe = with_weights_hash(recipe, accelerator)
     with lifeline(accelerator) as line, claimed_folder(recipe, folder, accelerator, restart=restart):
+        if recipe.training.branch_from is not None and not list_checkpoints(folder):
+            # Known before the text is prepared, which may take hours.
+            check_is_checkpoint(Path(recipe.training.branch_from).expanduser(), "training.branch_from")
         for note in notes:
             tell(note)
         if is_finished(folder):
@@ -214,7 +217,8 @@ def claimed_folder(recipe: Recipe, folder: Path, accelerator: Accelerator, *, re
         try:
             yield
         except Exception as error:
-            is_kept = isinstance(error, OutOfMemoryError | RuntimeError) or list_checkpoints(folder)
+            has_trained = list_checkpoints(folder) or (folder / METRICS_NAME).exists()
+            is_kept = isinstance(error, OutOfMemoryError | RuntimeError) or has_trained
             if is_main and not (was_prepared or is_kept):
                 remove_run(folder)
             raise

@@ -4,23 +4,45 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
+from accelerate import Accelerator
 from tqdm import tqdm
 
 from tercet.training.atomic import write_atomically
+from tercet.training.counts import counted
+from tercet.training.recipe import Recipe
 from tercet.training.results import Evaluation
 from tercet.training.run_state import RunState
 
 
-def opening_line(processes: str, rows: str, step: int) -> str:
-    """What a run is about to do, in one line.
+def opening_lines(recipe: Recipe, accelerator: Accelerator, epoch: str, step: int) -> list[str]:
+    """What a run is about to do: where, in which batches, how long.
 
     Args:
-        processes: How processes make a global batch; see `describe_processes`.
-        rows: What an epoch is; see `StepBatches.describe`.
+        recipe: Of the run.
+        accelerator: Knows processes, device and precision.
+        epoch: What an epoch is; see `StepBatches.describe`.
         step: Steps done.
     """
+    training, num_processes = recipe.training, accelerator.num_processes
+    rows, at_once = training.global_batch_size, training.per_device_batch_size * num_processes
+    machine = [f"{counted(num_processes, 'process', 'processes')} on {accelerator.device.type}"]
+    if num_processes > 1:
+        machine.append("weights sharded (FSDP2)" if training.sharding == "full" else "weights in every process (DDP)")
+    elif training.sharding == "full":
+        machine.append("no sharding: one process")
+    machine.append("bfloat16" if accelerator.mixed_precision == "bf16" else "float32")
+    batch = f"{counted(rows, 'row')} of {training.sequence_length} tokens, {rows * training.sequence_length:,} a step"
+    if rows > training.per_device_batch_size:
+        batch += f": {counted(training.per_device_batch_size, 'row')} x {rows // at_once} accumulated"
+        batch += f" x {num_processes} processes" if num_processes > 1 else ""
+    if training.batch_size_warmup:
+        batch += f"; grows from {counted(training.batch_size_warmup[0].global_batch_size, 'row')}"
     start = "from the start" if step == 0 else f"going on from step {step}"
-    return f"{processes}; {rows}; {start}"
+    return [
+        f"Machine    {', '.join(machine)}",
+        f"Batch      {batch}",
+        f"Training   {counted(training.num_steps, 'step')}, {start}; {epoch}",
+    ]
 
 
 def shown_values(

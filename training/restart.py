@@ -11,6 +11,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from tercet.training.agreement import Agreement
 from tercet.training.checkpoints import check_whole, load_checkpoint, newest_whole, read_position, read_state
+from tercet.training.counts import counted
 from tercet.training.ema import WeightAverage
 from tercet.training.errors import UserError
 from tercet.training.recipe import Recipe
@@ -61,8 +62,9 @@ def starting_point(
     is_stream = batches.state_dict() is not None
     if is_stream and state.num_processes != accelerator.num_processes:
         raise UserError(
-            f"{folder} was saved by {state.num_processes} process(es), and this run has {accelerator.num_processes}: a "
-            f"stream goes on only with as many. Start {state.num_processes}, or prepare the data (data.stream: false)"
+            f"{folder} was saved by {counted(state.num_processes, 'process', 'processes')}, and this run has "
+            f"{accelerator.num_processes}: a stream goes on only with as many. Start {state.num_processes}, or prepare "
+            "the data (data.stream: false)"
         )
     if not own:
         state = _branched(state, recipe, folder, say)

@@ -1,5 +1,6 @@
 """Checkpoints are written by a thread of their own, from a snapshot, while training goes on."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tercet.training.atomic import TEMPORARY_PREFIX, is_disk_full, make_readable
+from tercet.training.atomic import TEMPORARY_PREFIX, is_disk_full, make_readable, system_errors
 from tercet.training.checkpoints import (
     AVERAGES_NAME,
     CHECKPOINTS,
@@ -92,8 +93,12 @@ class CheckpointWriter:
         if self.error is None:
             return ""
         kept = list_checkpoints(self._output_dir)
-        reason = "the disk is full" if is_disk_full(self.error) else " ".join(str(self.error).split())[:200]
-        remedy = "free some space" if is_disk_full(self.error) else "remove the reason"
+        reason, remedy = " ".join(str(self.error).split())[:200], "remove the reason"
+        if is_disk_full(self.error):
+            reason, remedy = "the disk is full", "free some space"
+        elif errno.EFBIG in system_errors(self.error):
+            reason = "a file became larger than this shell (ulimit -f) or the file system takes"
+            remedy = "raise the limit"
         return (
             f"a checkpoint could not be saved in {self._output_dir / CHECKPOINTS}: {reason}; {remedy} and run the same "
             f"command again, which goes on from {kept[-1].name if kept else 'the start'}"
@@ -113,7 +118,7 @@ class CheckpointWriter:
 
 def raise_failure(message: str, error: BaseException | None) -> None:
     """What every process raises when a checkpoint could not be written; a bug of ours as itself, where it happened."""
-    if error is not None and not isinstance(error, OSError) and not is_disk_full(error):
+    if error is not None and not isinstance(error, OSError) and not system_errors(error):
         raise error
     raise UserError(message) from error
 

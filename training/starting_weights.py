@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tercet.modeling import TercetConfig, TercetForCausalLM
 from tercet.tokenizer import MESSAGE_END, MESSAGE_START, PADDING
 from tercet.training.chat_messages import tercet_chat_format
+from tercet.training.counts import counted
 from tercet.training.errors import UserError
 from tercet.training.from_checkpoint import FROM_CHECKPOINT, WEIGHTS_HASH, checkpoint_folder
 from tercet.training.recipe import Recipe
@@ -122,7 +123,9 @@ def starting_model(recipe: Recipe, config: TercetConfig) -> TercetForCausalLM:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"model.{FROM_CHECKPOINT} {name} does not load: {str(error).splitlines()[0]}") from error
     if missing := sorted(loading["missing_keys"]):
-        raise UserError(f"{name} lacks {len(missing)} weight(s), such as {missing[0]}: it is not a whole checkpoint")
+        raise UserError(
+            f"{name} lacks {counted(len(missing), 'weight')}, such as {missing[0]}: it is not a whole checkpoint"
+        )
     if config.vocab_size > theirs.vocab_size:
         model.resize_token_embeddings(config.vocab_size)
     model.config.name_or_path = ""  # where it lay on this machine is nobody's business

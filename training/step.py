@@ -58,7 +58,8 @@ def training_step(
         What was measured; the same in every process.
     """
     num_labels = torch.stack([(batch["shift_labels"] != -100).sum() for batch in micro_batches]).sum()
-    num_tokens = cast(torch.Tensor, accelerator.reduce(num_labels.to(accelerator.device), reduction="sum"))
+    num_labels = num_labels.to(accelerator.device, non_blocking=True)
+    num_tokens = cast(torch.Tensor, accelerator.reduce(num_labels, reduction="sum"))
     # Distributed training averages gradients over processes; a sum over the global batch is wanted.
     # At least one: rows of conversations may hold no label, and then nothing is learned.
     divisor = num_tokens.clamp(min=1) / accelerator.num_processes

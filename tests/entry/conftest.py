@@ -84,8 +84,8 @@ def fed(monkeypatch) -> list[list[int]]:
         input_ids = arguments[0] if arguments else keywords["input_ids"]
         calls.append(input_ids[0].tolist())
 
-    def load(folder: Path) -> tuple:
-        model, tokenizer = loading.load_checkpoint_folder(folder)
+    def load(folder: Path, device: str | None = None) -> tuple:
+        model, tokenizer = loading.load_checkpoint_folder(folder, device)
         model.register_forward_pre_hook(record, with_kwargs=True)
         return model, tokenizer
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -139,6 +140,19 @@ class TestCheckpoint:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(checkpoint / name, tmp_path / name)
         assert_refused(tercet("generate", tmp_path, "The", "--max-new-tokens", 100), "16 learned positions")
+
+    @pytest.mark.parametrize("command", [["generate"], ["chat"], ["eval"], ["eval", "--tasks", "arc_easy"]])
+    @pytest.mark.parametrize("device", ["nonsense", "meta"])
+    def test_no_such_device(self, tercet, checkpoint, command, device):
+        shown = tercet(command[0], checkpoint, *command[1:], "--device", device)
+        assert_refused(shown, f"--device {device}", "cpu")
+
+    @pytest.mark.parametrize("command", [["generate", "--max-new-tokens", 2], ["eval"], ["chat"]])
+    def test_a_device_that_is_there(self, tercet, checkpoint, tmp_path, monkeypatch, command):
+        monkeypatch.setattr("builtins.input", lambda prompt: "/quit")
+        copy = shutil.copytree(checkpoint, tmp_path / "copy")
+        shown = tercet(command[0], copy, *command[1:], "--device", "cpu")
+        assert shown.code == 0, shown.err
 
     def test_card_of_a_folder_without_results(self, tercet, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "tercet"}))

@@ -139,7 +139,8 @@ class TestRefused:
                     file.truncate((8 << 40) // len(names))
             index = {"weight_map": dict(zip("ab", names, strict=False))}
             (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-            refuses([folder], str(folder), "8.00 TiB", "memory are free on cpu", "smaller checkpoint")
+            for way in ([], ["--serve"]):
+                refuses([folder, *way], str(folder), "8.00 TiB", "memory are free on cpu", "smaller checkpoint")
 
     def test_no_place_for_the_page(self, refuses, checkpoint, tmp_path):
         refuses([checkpoint, "-o", tmp_path / "nowhere" / "page.html"], "no folder", "nowhere")

@@ -1,7 +1,9 @@
 """What somebody meets who has just installed Tercet: recipes to copy, own text, mistakes, what to type next."""
 
+import random
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -87,7 +89,32 @@ class TestOwnText:
         lines = [shlex.split(line, comments=True) for line in shown.out.partition("Next:\n")[2].splitlines()]
         assert [words[1] for words in lines] == ["generate", "explore", "info", "eval", "push"]
         assert lines[0] == ["tercet", "generate", str(folder)]
+        # What would be published says under which licence, as the push asks for it.
+        assert lines[4][2:] == [str(folder), "USER/NAME", "--license", "NAME", "--dry-run"]
+        push = ["mit" if word == "NAME" else word for word in lines[4][1:]]
+        assert tercet(*push, "--shorten-paths").code == 0
         assert tercet(*lines[0][1:], "--max-new-tokens", "3").code == 0
+
+    def test_a_text_learned_by_heart_is_told(self, tercet, tmp_path):
+        """Random letters: nothing but their frequencies can be known of those held out."""
+        text = tmp_path / "letters.txt"
+        text.write_text("".join(random.Random(0).choices("abcdefgh", k=2000)))
+        settings = small_settings(
+            f"data.path={text}", "model.hidden_size=64", "training.num_steps=120", "training.evaluate_every=20",
+            "training.global_batch_size=16", "training.per_device_batch_size=16",
+        )  # fmt: skip
+        shown = tercet("train", "text", *settings, "--output", tmp_path / "run")
+        told = re.search(r"It was better at step (\d+), (\S+) bits.*--set training.num_steps=(\d+)$", shown.out, re.M)
+        assert told is not None, shown.out
+        measured = re.findall(r"^step +(\d+)   validation loss .* (\S+) bits a byte", shown.out, re.M)
+        step, best = min(measured, key=lambda pair: float(pair[1]))
+        assert told[1] == told[3] == step
+        assert abs(float(told[2]) - float(best)) <= 1e-3
+
+    def test_a_text_not_learned_by_heart_is_not(self, tercet, text_file, tmp_path):
+        shown = tercet("train", "text", *small_settings(f"data.path={text_file}"), "--output", tmp_path / "run")
+        assert "bits per byte on held-out text" in shown.out
+        assert "better at step" not in shown.out
 
     def test_the_lines_name_the_command_as_it_was_called(self, text_file, tmp_path):
         """Where no `tercet` is on the PATH."""
@@ -180,8 +207,8 @@ class TestOnTheWay:
         assert shown.code == 0, shown.err
         assert "1 document left out, equal to one before" in shown.out
 
-    def test_eval_says_what_it_does(self, tercet, checkpoint, text_file):
-        shown = tercet("eval", checkpoint, "--data", text_file)
+    def test_eval_says_what_it_does(self, tercet, checkpoint, text_file, tmp_path):
+        shown = tercet("eval", shutil.copytree(checkpoint, tmp_path / "copy"), "--data", text_file)
         num_bytes = f"{text_file.stat().st_size:,}"
         assert f"{num_bytes} bytes, in windows of 32" in shown.err
         assert f"on {num_bytes} bytes" in shown.out

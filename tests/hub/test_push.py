@@ -219,7 +219,7 @@ def test_a_repository_with_something_else_is_left_alone(hub: HubServer, push: Pu
     data = hub.create("user/rows")
     data.add({"rows.parquet": b"PAR1"})
     done = push(small_checkpoint, repository="user/rows")
-    assert_refused(done, "holds 1 file(s) and no model", "rows.parquet")
+    assert_refused(done, "holds 1 file and no model", "rows.parquet")
 
 
 def test_visibility_and_tags_that_are_there_already(

@@ -112,7 +112,7 @@ def test_of_two_processes_one_pushes(hub: HubServer, words, tmp_path: Path) -> N
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
     done = train(hub, [*launcher, *command[1:]], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "2 process(es)" in done.stdout
+    assert "2 processes" in done.stdout
     repository = hub.repository("user/live")
     assert done.stdout.count("   pushed to ") == len(repository.history()) - 1 == len(repository.tags)
     assert done.stdout.count("pushed, 0 failed") == 1

@@ -83,7 +83,7 @@ def test_a_run_on_a_stream_of_the_hub(hub: HubServer, dataset, recipe: Path, tmp
     done = train(hub, recipe, tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert hub.faults.are_over
-    assert "1 source(s), 4 shard(s), read while training" in done.stdout
+    assert "1 source, 4 shards, read while training" in done.stdout
     assert answer_of(run_python(hub, LOAD, tmp_path / "run")) == ["TercetForCausalLM", True]
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["data"]["sources"][0]["hub_id"] == "user/shards"

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
-from tercet.modeling import TercetCache
+from tercet.modeling import TercetCache, TercetConfig
+from tercet.modeling.packing_tercet import packed_mask
 
 ATOL = 2e-5
 
@@ -108,3 +110,29 @@ def test_packed_rows_train_each_document_alone(model, documents):
         model(document[None], labels=document[None], num_items_in_batch=1).loss.backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(packed[name], parameter.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("window", [None, 2, 4])
+def test_the_mask_of_accelerators_is_that_of_transformers(window):
+    """With padding between documents, positions that begin in the middle of one, and a row of one document."""
+    positions = torch.stack([torch.arange(24), torch.tensor([5, 6, *range(9), -2, -2, *range(10), 0])])
+    config = TercetConfig(hidden_size=16, num_attention_heads=2, sliding_window=window, attn_implementation="sdpa")
+    make = create_causal_mask if window is None else create_sliding_window_causal_mask
+    expected = make(
+        config=config, inputs_embeds=torch.zeros(2, 24, 16), attention_mask=None, cache=None, position_ids=positions
+    )
+    assert torch.equal(packed_mask(positions, window), expected)
+    assert expected.sum() < (24 * 25 if window is None else 48 * window)  # something is hidden
+
+
+@pytest.mark.parametrize("positions", ["given", "default"])
+def test_training_reads_nothing_from_an_accelerator(model, positions):
+    """The meta device stands for one: it has no values, and refuses where the host would wait for them."""
+    decoder = model.model.to("meta").train()
+    ids = torch.zeros(2, 12, dtype=torch.long, device="meta")
+    position_ids = ids if positions == "given" else None
+    states = decoder(ids, position_ids=position_ids, use_cache=False).last_hidden_state
+    states.sum().backward()
+    assert all(parameter.grad is not None for parameter in decoder.parameters())
+    with pytest.raises(RuntimeError, match="meta"), torch.no_grad():  # where nothing is trained, values are looked at
+        decoder(ids, position_ids=ids, use_cache=False)

@@ -49,6 +49,16 @@ def test_its_own_checkpoints_come_first(make_recipe, tmp_path, branch):
     assert math.isfinite(outcome.loop.loss_nats)
 
 
+def test_a_checkpoint_that_is_not_there_is_known_before_the_text_is_read(make_recipe, tmp_path):
+    """Preparing may take hours; where the run has a checkpoint of its own, the other one may be gone."""
+    said, folder = [], tmp_path / "run"
+    recipe = make_recipe(training={"branch_from": str(tmp_path / "nowhere")})
+    with pytest.raises(UserError, match=r"training\.branch_from .*nowhere is no checkpoint of a run"):
+        train(recipe, output_dir=folder, say=said.append)
+    assert said == []
+    assert not folder.exists()
+
+
 def test_what_cannot_be_branched_from(make_recipe, tmp_path, untouched, branch, text_folder):
     def refused(match, **sections):
         sections["training"] = {"branch_from": branch, **sections.get("training", {})}

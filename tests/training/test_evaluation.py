@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tercet.modeling import TercetConfig, TercetForCausalLM
 from tercet.training.documents import Document
+from tercet.training.errors import UserError
 from tercet.training.evaluation import evaluate
 from tercet.training.shards import prepare
 
@@ -80,6 +81,14 @@ def test_the_model_stays_in_its_mode(token_set, small_tokenizer):
     model = make_model("tercet", len(small_tokenizer)).train()
     evaluate(model, token_set, sequence_length=64, eos_token_id=0, pad_token_id=1)
     assert model.training
+
+
+def test_a_model_that_gives_no_number_is_told(token_set, small_tokenizer):
+    model = make_model("tercet", len(small_tokenizer))
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    with pytest.raises(UserError, match="the loss of the text is nan: some weight is no number"):
+        evaluate(model, token_set, sequence_length=16, eos_token_id=0, pad_token_id=1)
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ import os
 import shlex
 import subprocess
 from argparse import Namespace
-from types import SimpleNamespace
 
 import pytest
 
 from tercet.training.errors import UserError
-from tercet.training.launch import describe_processes, follow_launcher, make_accelerator
+from tercet.training.launch import follow_launcher, make_accelerator
 from tercet.training.recipe import load_recipe
 
 FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
@@ -125,25 +124,6 @@ def test_every_batch_divides_among_the_processes(make_recipe, monkeypatch, train
         return
     with pytest.raises(UserError, match=words):
         _check_processes(recipe, num_processes)
-
-
-@pytest.mark.parametrize(
-    ("sharding", "num_processes", "precision", "words"),
-    [
-        ("none", 2, "no", "2 process(es) on cpu, weights in every process (DDP), float32, "
-                          "2 rows x 3 accumulated x 2 = 12 rows of 32 tokens: 384 tokens a step"),
-        ("full", 6, "bf16", "6 process(es) on cpu, weights sharded (FSDP2), bfloat16, "
-                            "2 rows x 1 accumulated x 6 = 12 rows of 32 tokens: 384 tokens a step"),
-        ("full", 1, "no", "1 process(es) on cpu, no sharding: one process, float32, "
-                          "2 rows x 6 accumulated x 1 = 12 rows of 32 tokens: 384 tokens a step"),
-    ],
-)  # fmt: skip
-def test_the_line_that_a_run_opens_with(make_recipe, sharding, num_processes, precision, words):
-    accelerator = SimpleNamespace(
-        num_processes=num_processes, device=SimpleNamespace(type="cpu"), mixed_precision=precision
-    )
-    recipe = make_recipe(training={"global_batch_size": 12, "sharding": sharding})
-    assert describe_processes(recipe, accelerator) == words  # type: ignore[arg-type]
 
 
 def accelerate_configs(root):

@@ -78,8 +78,8 @@ def test_two_processes_train_as_one(make_run, tmp_path):
     train(recipe, output_dir=tmp_path / "one", say=silently)
     done = under_torchrun(path, tmp_path / "two")
     assert done.returncode == 0, done.stderr
-    assert "2 process(es) on cpu, weights in every process (DDP), float32" in done.stdout
-    assert "2 rows x 2 accumulated x 2 = 8 rows of 32 tokens: 256 tokens a step" in done.stdout
+    assert "2 processes on cpu, weights in every process (DDP), float32" in done.stdout
+    assert "8 rows of 32 tokens, 256 a step: 2 rows x 2 accumulated x 2 processes" in done.stdout
     assert_equal_to_noise(tmp_path / "one", tmp_path / "two")
     assert RunResults.load(tmp_path / "two" / "results.json").hardware.num_processes == 2
 

@@ -44,7 +44,7 @@ def test_fewer_rows_still_divide_every_global_batch(rows, batches, processes, fe
 def test_amounts_and_remedies_of_a_gpu(make_recipe):
     recipe = make_recipe(training={"global_batch_size": 64, "per_device_batch_size": 16})
     line = describe_out_of_memory(torch.OutOfMemoryError(ON_A_GPU), recipe, num_processes=2)
-    assert "20.00 GiB were asked for, 1.20 GiB of 139.72 GiB were free, with 16 row(s) of 32 tokens" in line.replace(
+    assert "20.00 GiB were asked for, 1.20 GiB of 139.72 GiB were free, with 16 rows of 32 tokens" in line.replace(
         " with", ", with", 1
     )
     assert "--set training.per_device_batch_size=8 (the global batch stays 64)" in line
@@ -71,6 +71,20 @@ def test_a_real_refusal_of_the_allocator(make_recipe):
         explain_out_of_memory(make_recipe(), 1),
     ):
         torch.empty(2**52, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    ],
+)
+def test_what_the_driver_and_its_libraries_refuse_is_memory_too(make_recipe, words):
+    """Pinned memory and workspaces, which PyTorch's own allocator has no part in and no error for."""
+    with pytest.raises(OutOfMemoryError, match="per_device_batch_size=1"), explain_out_of_memory(make_recipe(), 1):
+        raise RuntimeError(words)
 
 
 def test_other_errors_stay_themselves(make_recipe):
@@ -103,7 +117,7 @@ def test_a_run_that_does_not_fit(make_recipe, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert "out of memory" in done.stderr
-    assert "GiB were asked for with 4096 row(s) of 64 tokens" in done.stderr
+    assert "GiB were asked for with 4,096 rows of 64 tokens" in done.stderr
     assert "--set training.per_device_batch_size=2048" in done.stderr
     assert "Traceback" not in done.stderr
     again = subprocess.run([*command, "--set", "training.per_device_batch_size=16"], capture_output=True, text=True)

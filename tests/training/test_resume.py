@@ -171,7 +171,7 @@ def test_two_processes_equal_one(make_recipe, tmp_path):
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "2 process(es)" in done.stdout
+    assert "2 processes" in done.stdout
     for one, two in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
         assert one == pytest.approx(two, abs=2e-4, rel=1e-3)
     ours, theirs = weights(tmp_path / "one"), weights(tmp_path / "two")

@@ -1,13 +1,18 @@
 """One step over a global batch is one step, however it is cut."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import Accelerator
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tercet.modeling import TercetConfig, TercetForCausalLM
-from tercet.training.optimizers import make_optimizers
+from tercet.training.ema import WeightAverage
+from tercet.training.optimizers import Muon, make_optimizers
 from tercet.training.step import gradients_stay_here, set_learning_rates, training_step
 
 ROWS, LENGTH, VOCAB = 8, 12, 61
@@ -156,3 +161,47 @@ def test_sharded_models_reduce_gradients_once_a_step(model, rows, accelerator):
         with gradients_stay_here(sharded, accelerator, index < 2):
             said.append("backward")
     assert said == [False, "backward", True, False, "backward", True, "backward"]
+
+
+class CopiesToDevice(TorchDispatchMode):
+    """Notes of each copy from the CPU to the meta device whether the host may go on before it is done."""
+
+    def __init__(self):
+        super().__init__()
+        self.non_blocking = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        given = {tensor.device.type for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        if given == {"cpu"} and isinstance(result, torch.Tensor) and result.device.type == "meta":
+            self.non_blocking.append((kwargs or {}).get("non_blocking", False))
+        return result
+
+
+class OnMeta(Accelerator):
+    """The meta device stands for an accelerator: it has no values, and refuses where the host would wait for them."""
+
+    device = torch.device("meta")
+
+
+class OneMatrix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 6, device="meta"))
+
+    def forward(self, input_ids, num_items_in_batch, **others):
+        return SimpleNamespace(loss=self.weight.sum() * input_ids.float().sum() / num_items_in_batch)
+
+
+def test_the_host_never_waits_for_the_device(rows):
+    """Neither for a value nor for a copy: the next step's work is queued while this one runs."""
+    model, accelerator = OneMatrix(), OnMeta(cpu=True)
+    optimizers, average = [Muon(model.parameters(), weight_decay=0.1)], WeightAverage(model, 0.9)
+    with CopiesToDevice() as copies:
+        for step in (1, 2):
+            result = training_step(model, optimizers, cut(rows, 4), accelerator, clip_norm=1.0)
+            average.update(step, result.is_finite)
+    assert len(copies.non_blocking) == 2 * (2 * 3 + 1)  # micro-batches' tensors, and the number of labels
+    assert all(copies.non_blocking)
+    with pytest.raises(RuntimeError, match="meta"):
+        result.loss_nats.item()

@@ -1,20 +1,25 @@
 """What a run lives through: damaged checkpoints, full disks, signals, deadlines, a second run in its folder."""
 
 import errno
+import gc
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import pytest
 import torch
 from resumed_runs import assert_same_run, dying_step, losses, silently, train_until_killed, weights
+from safetensors import SafetensorError
 
 import tercet.training.loop as loop_module
 import tercet.training.pipeline as pipeline_module
-from tercet.training.checkpoints import CHECKPOINTS, list_checkpoints, newest_whole
+from tercet.training.atomic import is_disk_full
+from tercet.training.checkpoints import CHECKPOINTS, list_checkpoints, newest_whole, read_state
 from tercet.training.deadline import Deadline
 from tercet.training.errors import UserError
 from tercet.training.lock import LOCK_NAME, run_lock
@@ -106,6 +111,50 @@ class TestFullDisk:
         train(make_recipe(), output_dir=folder, say=silently)
         assert_same_run(folder, untouched)
 
+    def test_the_prepared_text_survives_without_one(self, make_recipe, tmp_path, untouched, monkeypatch):
+        """The very first checkpoint finds no room; the text, which may have taken hours, is not prepared again."""
+        folder, real_fsync, said = tmp_path / "run", os.fsync, []
+
+        def fsync(descriptor):
+            if "writing-step-00000003" in os.readlink(f"/proc/self/fd/{descriptor}"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real_fsync(descriptor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fsync)
+            with pytest.raises(UserError, match=r"the disk is full.*goes on from the start"):
+                train(make_recipe(), output_dir=folder, say=silently)
+        shards = {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*") if path.is_file()}
+        assert shards
+        train(make_recipe(), output_dir=folder, say=said.append)
+        assert all(path.stat().st_mtime_ns == written for path, written in shards.items())
+        assert_same_run(folder, untouched)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="limits its own files as Linux does")
+    def test_a_file_that_may_not_be_so_large(self, make_recipe, tmp_path, monkeypatch):
+        """The limit is said by safetensors, in words, and not by Python."""
+        folder, limits = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
+        set_limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE)
+
+        def limit(model):
+            if names(folder):
+                set_limit((20_000, limits[1]))
+
+        monkeypatch.setattr(loop_module, "training_step", dying_step(100, limit))
+        try:
+            with pytest.raises(UserError, match=r"became larger than .*ulimit -f.*raise the limit.*from step-00000003"):
+                train(make_recipe(), output_dir=folder, say=silently)
+        finally:
+            set_limit(limits)
+        assert names(folder) == ["step-00000003"]
+
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+    def test_quotas_are_disks_too(self, number):
+        in_words = SafetensorError(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")
+        assert is_disk_full(in_words)
+        assert is_disk_full(OSError(number, os.strerror(number)))
+        assert not is_disk_full(SafetensorError("Error while serializing: I/O error: Input/output error (os error 5)"))
+
     def test_a_disk_that_is_really_full(self, make_recipe, tmp_path, untouched, monkeypatch):
         disk = tmp_path / "disk"
         disk.mkdir()
@@ -129,6 +178,7 @@ class TestFullDisk:
             train(make_recipe(), output_dir=disk / "run", say=silently)
             assert_same_run(disk / "run", untouched)
         finally:
+            gc.collect()  # the error that was caught holds the run's mapped shards in a cycle
             subprocess.run(["umount", str(disk)], check=True)
 
 
@@ -199,6 +249,20 @@ class TestDeadline:
         deadline = Deadline(0.0, 100.0, save_s=40.0, clock=lambda: 30.0)
         assert not deadline.is_near()
         assert deadline.is_near(saves=2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_run_that_goes_on_lets_go_of_the_checkpoint(killed, make_recipe, monkeypatch):
+    """A file that is still mapped keeps its place on the disk after it was removed, and on NFS its folder."""
+    mapped = []
+
+    def look(model):
+        with open("/proc/self/maps") as maps:
+            mapped.append([line for line in maps if str(killed) in line and "checkpoints" in line])
+
+    monkeypatch.setattr(loop_module, "training_step", dying_step(100, look))
+    train(make_recipe(), output_dir=killed, say=silently)
+    assert mapped == [[], []]  # in steps 7 and 8
 
 
 class TestLock:
@@ -274,6 +338,25 @@ class TestRetention:
         )[1]
         assert names(tmp_path / "run") == [f"step-{step:08d}" for step in sorted({best, 4, 8})]
         assert best not in (4, 8)
+
+
+def test_an_evaluation_that_is_no_number_ends_no_run(make_recipe, tmp_path, monkeypatch, capsys):
+    """The first one, of weights that are broken for one step; it is told, and stands in the way of none behind it."""
+    folder, whole = tmp_path / "run", []
+
+    def break_and_mend(model):
+        weight = model.model.norm.weight
+        whole.append(weight.detach().clone())
+        with torch.no_grad():
+            weight.copy_(weight * float("nan") if len(whole) == 4 else whole[3] if len(whole) == 5 else weight)
+
+    monkeypatch.setattr(loop_module, "training_step", dying_step(100, break_and_mend))
+    train(make_recipe(training={"keep_best": True}), output_dir=folder, say=silently)
+    assert "step      4   validation: the loss of the text is nan" in capsys.readouterr().out
+    records = [record for record in losses(folder) if any("validation" in name for name in record)]
+    assert records[0] == {"step": 4, "validation_not_finite": True}
+    assert [record["step"] for record in records if "validation_bits_per_byte" in record] == [8]
+    assert read_state(list_checkpoints(folder)[-1]).best_step == 8
 
 
 def test_a_changed_tokenizer_is_named(killed, make_recipe, tmp_path):
