@@ -11,6 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 import tercet.modeling  # noqa: F401 - registers Tercet's classes with the Auto classes
+from tercet.tokenizer.reading import as_value_error
 from tercet.training.counts import counted
 from tercet.training.errors import UserError
 
@@ -26,7 +27,8 @@ def load_checkpoint_folder(folder: Path, device: str | None = None) -> tuple[Pre
     check_is_causal_lm(folder)
     logging.disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        with as_value_error():
+            tokenizer = AutoTokenizer.from_pretrained(folder)
         model, loading = cast(Any, AutoModelForCausalLM).from_pretrained(folder, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

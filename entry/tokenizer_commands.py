@@ -24,6 +24,7 @@ from tercet.tokenizer import (
     train_tokenizer,
 )
 from tercet.tokenizer.pretokenization import Words, word_splitter
+from tercet.tokenizer.reading import as_value_error
 from tercet.tokenizer.report import REPORT_NAME, SourceFigures, readable
 from tercet.tokenizer.sampling import MIN_SAMPLE_BYTES
 from tercet.tokenizer.training import MAX_BYTES, MAX_DOCUMENTS
@@ -161,10 +162,12 @@ def _names(paths: tuple[str, ...], own: str) -> dict[str, str]:
 def _load_other(path: str) -> PreTrainedTokenizerFast:
     try:
         if (Path(path) / "tokenizer.json").is_file():
-            return PreTrainedTokenizerFast.from_pretrained(path)
+            with as_value_error():
+                return PreTrainedTokenizerFast.from_pretrained(path)
         from transformers import AutoTokenizer  # imports torch, whose 200 MB would lie beside the training's
 
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        with as_value_error():
+            tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise UserError(f"--compare {path}: no tokenizer that AutoTokenizer loads ({reason[0]})") from error

@@ -121,6 +121,11 @@ def make_accelerator(recipe: Recipe, folder: Path) -> Accelerator:
         torch.set_num_threads(training.num_threads)
     if training.device == "cuda" and not torch.cuda.is_available():
         raise UserError("training.device is cuda and no CUDA device is there: use --set training.device=cpu")
+    if training.device == "cuda" and _uses_cpu(recipe):
+        raise UserError(
+            "training.device is cuda and accelerate was told to use the CPU (ACCELERATE_USE_CPU): launch without "
+            "--cpu, or use --set training.device=cpu"
+        )
     for tracker in training.trackers:
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"training.trackers names {tracker}, which is not installed: pip install 'tercet[track]'")
@@ -149,7 +154,9 @@ def make_accelerator(recipe: Recipe, folder: Path) -> Accelerator:
 
 
 def _uses_cpu(recipe: Recipe) -> bool:
-    return recipe.training.device == "cpu" or not torch.cuda.is_available()
+    # `accelerate launch --cpu` has the last word in Accelerate, whatever the recipe says.
+    is_told = _is_set(os.environ, "ACCELERATE_USE_CPU")
+    return recipe.training.device == "cpu" or is_told or not torch.cuda.is_available()
 
 
 def _computes_in_bfloat16(recipe: Recipe) -> bool:

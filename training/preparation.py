@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tercet.tokenizer import VocabularyTooLargeError, train_tokenizer
+from tercet.tokenizer.reading import as_value_error
 from tercet.training.atomic import place_files, temporary_folder
 from tercet.training.documents import DataError, Document
 from tercet.training.duplicates import DuplicateFilter, normalized_digest
@@ -79,7 +80,8 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
     if not Path(path).is_dir() and Path(path).is_absolute():
         raise UserError(f"tokenizer.path {path} is no folder")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        with as_value_error():
+            tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         private = "" if Path(path).is_dir() else "; for a private one on the Hub set HF_TOKEN, or run `hf auth login`"
         raise UserError(

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tercet.modeling import TercetConfig, TercetForCausalLM
 from tercet.tokenizer import MESSAGE_END, MESSAGE_START, PADDING
+from tercet.tokenizer.reading import as_value_error
 from tercet.training.chat_messages import tercet_chat_format
 from tercet.training.counts import counted
 from tercet.training.errors import UserError
@@ -78,7 +79,8 @@ def starting_tokenizer(recipe: Recipe) -> tuple[PreTrainedTokenizerFast, list[st
     name = recipe.model[FROM_CHECKPOINT]
     folder = checkpoint_folder(name, with_weights=False)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        with as_value_error():
+            tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise UserError(f"{name} holds no tokenizer that AutoTokenizer loads ({str(error).splitlines()[0]})") from error
     if tokenizer.eos_token_id is None:

@@ -125,6 +125,27 @@ class TestCheckpoint:
         (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
         assert_refused(tercet("generate", copy, "The"), str(copy))
 
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "generate COPY The",
+            "eval COPY --data TEXT",
+            "train demo --set tokenizer.path=COPY --set data.path=TEXT --output OUT",
+            "train sft --set model.from_checkpoint=COPY --set training.sequence_length=32 --output OUT",
+            "tokenizer train --data TEXT --vocab-size 400 --report --compare COPY --output OUT",
+        ],
+    )
+    def test_a_tokenizer_whose_merges_are_of_no_tokens(self, tercet, checkpoint, text_file, tmp_path, line):
+        copy = shutil.copytree(checkpoint, tmp_path / "copy")
+        tokenizer = json.loads((copy / "tokenizer.json").read_text("utf-8"))
+        tokenizer["model"]["merges"].append(["zzzz", "qqqq"])
+        (copy / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+        places = {"COPY": copy, "TEXT": text_file, "OUT": tmp_path / "out"}
+        for name, place in places.items():
+            line = line.replace(name, str(place))
+        assert_refused(tercet(*line.split()), str(copy), "tokenizer.json is damaged", "zzzz")
+        assert not (tmp_path / "out").exists()
+
     def test_a_model_of_other_shape_cannot_be_resumed(self, tercet, text_file, tmp_path):
         settings = small_settings(f"data.path={text_file}")
         assert tercet("train", "shakespeare", *settings, "--output", tmp_path / "out").code == 0
