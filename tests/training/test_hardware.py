@@ -18,8 +18,8 @@ def test_a_peak_that_was_measured_too_low_is_raised():
     measured = peak.flops
     assert measured > 1e6
     assert peak.share(measured / 4) == 0.25
-    assert peak.share(3 * measured) == 1.0
-    assert peak.share(measured) == 1 / 3  # what the model reached is the peak from now on
+    assert peak.share(4 * measured) == 1.0
+    assert peak.share(measured) == 0.25  # what the model reached is the peak from now on
 
 
 def test_a_slow_moment_does_not_lower_the_peak():
