@@ -37,6 +37,8 @@ class LlamaCpp:
         parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._server = xllamacpp.Server(parameters)
+        # A server that ends before its loop has begun waits for itself for ever; an answer shows that it has begun.
+        self._complete([0], 1)
 
     def tokenize(self, text: str) -> list[int]:
         return self._post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
