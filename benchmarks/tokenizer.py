@@ -43,6 +43,7 @@ LANGUAGES = {
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_BLANKS = r"{numbers}|[ \t\r\n]*[^ \t\r\n\p{N}]+|[ \t\r\n]+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 PATTERNS = {
     "Llama 3 (Tercet's default)": LLAMA3_PATTERN,
@@ -55,6 +56,9 @@ PATTERNS = {
     ),
     "BLOOM (words: bloom)": BLOOM_PATTERN,
     "blanks (words: blanks)": BLANKS_PATTERN,
+    "blanks, marks not apart": _BLANKS.replace("{numbers}", BLANKS_PATTERN.split("|[ ")[0]),
+    "blanks, marks and numbers not apart": r"[ \t\r\n]*[^ \t\r\n]+|[ \t\r\n]+",
+    "blanks, one at most before a word": r"\s?\S+|\s+",
 }
 
 

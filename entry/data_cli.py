@@ -26,8 +26,8 @@ def tokenizer_train(
         str,
         typer.Option(
             metavar="llama3|bloom|blanks",
-            help="What BPE merges inside: Llama 3's words; BLOOM's longer ones, which make up to a tenth fewer tokens "
-            "and run in llama.cpp, too; or whatever is between blanks, fewest tokens, which only `tokenizers` runs.",
+            help="What BPE merges inside: Llama 3's words; BLOOM's longer ones, which make up to a tenth fewer tokens; "
+            "or whatever is between blanks, the fewest tokens. llama.cpp runs all three.",
         ),
     ] = "llama3",
     text_column: Annotated[str, typer.Option(help="Column that holds the text, wherever rows have columns.")] = "text",

@@ -5,20 +5,25 @@ described only if what `tokenizer.json` says is, part by part, what that code do
 """
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Regex, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tercet.tokenizer.pretokenization import BLOOM_PATTERN, LLAMA3_PATTERN
+from tercet.tokenizer.pretokenization import BLANKS_PATTERN, BLOOM_PATTERN, LLAMA3_PATTERN
 from tercet.training.errors import UserError
 
+_PRE = "tokenizer.ggml.pre"
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # llama.cpp's token types
 
 _QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")  # one digit a word, else Llama 3's
 
 # Name by (steps of the pre-tokenizer, ignore_merges): llama.cpp ties both to the name. `dbrx` is Llama 3's pattern
-# where a word in the vocabulary still goes through the merges.
+# where a word in the vocabulary still goes through the merges. `superbpe` parts numbers, in threes from their end, and
+# nothing else, which for words between blanks gives the ids of parted text: see `BLANKS_PATTERN`.
 _Step = tuple[str, str | bool]
 _GPT2_STEPS: tuple[_Step, ...] = (("ByteLevel", True),)
 _PRE_TOKENIZERS: dict[tuple[tuple[_Step, ...], bool], str] = {
@@ -26,9 +31,20 @@ _PRE_TOKENIZERS: dict[tuple[tuple[_Step, ...], bool], str] = {
     ((("Split", LLAMA3_PATTERN), ("ByteLevel", False)), False): "dbrx",
     ((("Split", _QWEN2_PATTERN), ("ByteLevel", False)), False): "qwen2",
     ((("Split", BLOOM_PATTERN), ("ByteLevel", False)), False): "bloom",
+    ((("Split", BLANKS_PATTERN), ("ByteLevel", False)), False): "superbpe",
     ((("Digits", True), *_GPT2_STEPS), False): "smollm",
     (_GPT2_STEPS, False): "gpt-2",
 }
+# Other names for the same, and names of GPT-2's words that transformers rightly takes for them.
+_ALIASES = {"starcoder": "smollm", "refact": "smollm", "command-r": "smollm"}
+_ALIASES |= dict.fromkeys(("phi-2", "mpt", "olmo", "jais"), "gpt-2")
+
+# Bytes as byte-level BPE writes them: what is no blank, then a blank; a letter of ASCII or a byte above it, then a
+# mark; a digit beside what is none.
+_ACROSS_WORDS = re.compile(
+    "[^\u0120\u0109\u010a\u010d][\u0120\u0109\u010a\u010d]|[A-Za-z\xa1-\xff\u0122-\u0143][,.]"
+    "|[0-9](?![0-9]|$)|[^0-9](?=[0-9])"
+)
 
 
 def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
@@ -45,6 +61,9 @@ def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedMode
         raise UserError("GGUF: the tokenizer has no tokenizer.json, which its vocabulary and merges are read from")
     settings = json.loads(backend.to_str())
     name = _pre_tokenizer_name(settings)
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in settings["model"]["merges"]]
+    if name == "superbpe":
+        _check_merges_of_words(merges)
     rows = model.get_input_embeddings().weight
     assert isinstance(rows, torch.Tensor)
     tokens, types = _vocabulary(settings, len(rows))
@@ -56,12 +75,10 @@ def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedMode
     bos = tokenizer.bos_token_id if isinstance(tokenizer.bos_token_id, int) else eos  # else 11, again
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": name,
+        _PRE: name,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": [
-            merge if isinstance(merge, str) else " ".join(merge) for merge in settings["model"]["merges"]
-        ],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
         "tokenizer.ggml.bos_token_id": bos,
         "tokenizer.ggml.eos_token_id": eos,
         "tokenizer.ggml.add_bos_token": add_bos,
@@ -72,6 +89,45 @@ def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedMode
     if isinstance(tokenizer.unk_token_id, int):
         metadata["tokenizer.ggml.unknown_token_id"] = tokenizer.unk_token_id
     return metadata | _end_of_turn(model, eos) | _chat_templates(tokenizer)
+
+
+def restore_words(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """Give the tokenizer that transformers read from a GGUF file the words that the file names.
+
+    transformers knows some of the names, and takes GPT-2's words for every other one: the ids would be wrong ones, and
+    nothing would say so.
+
+    Raises:
+        UserError: A name whose words neither transformers nor Tercet knows.
+    """
+    from gguf import GGUFReader
+
+    fields = GGUFReader(path).fields
+    model, name = (fields[key].contents() if key in fields else None for key in ("tokenizer.ggml.model", _PRE))
+    if model != "gpt2" or name is None:
+        return
+    backend: Any = tokenizer.backend_tokenizer
+    known = {of: made for made, of in _PRE_TOKENIZERS.items()}
+    name = _ALIASES.get(name, name)
+    if name in known:
+        steps, ignores_merges = known[name]
+        backend.pre_tokenizer = pre_tokenizers.Sequence([_step(*step) for step in steps])
+        assert isinstance(backend.model, models.BPE)
+        backend.model.ignore_merges = ignores_merges
+    elif _steps(json.loads(backend.to_str())["pre_tokenizer"]) == _GPT2_STEPS:
+        raise UserError(
+            f"{path}: {_PRE} is {name!r}, and how it splits text is not known here (known: {', '.join(sorted(known))}, "
+            "and transformers' own): import the folder that the file was made from"
+        )
+
+
+def _step(kind: str, value: str | bool) -> pre_tokenizers.PreTokenizer:
+    """A step as `_steps` read it."""
+    if kind == "Split":
+        return pre_tokenizers.Split(Regex(str(value)), behavior="isolated")
+    if kind == "Digits":
+        return pre_tokenizers.Digits(individual_digits=bool(value))
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=bool(value))
 
 
 def _pre_tokenizer_name(settings: dict[str, Any]) -> str:
@@ -87,10 +143,20 @@ def _pre_tokenizer_name(settings: dict[str, Any]) -> str:
     name = _PRE_TOKENIZERS.get((steps, bool(bpe.get("ignore_merges")))) if steps is not None else None
     if name is None:
         raise UserError(
-            "GGUF: llama.cpp knows no pre-tokenizer that splits as this tokenizer does (known: Llama 3's as Tercet's, "
-            "GPT-2's, Qwen2's, SmolLM's)"
+            "GGUF: llama.cpp knows no pre-tokenizer that splits as this tokenizer does (known: Tercet's three, "
+            "Llama 3's, GPT-2's, Qwen2's, BLOOM's, SmolLM's)"
         )
     return name
+
+
+def _check_merges_of_words(merges: list[list[str]]) -> None:
+    """That text need not be parted into words: so it is with merges that were learned inside them."""
+    for merge in merges:
+        if _ACROSS_WORDS.search("".join(merge)):
+            raise UserError(
+                f"GGUF: the merge {' '.join(merge)!r} joins what this tokenizer's pattern parts, and llama.cpp would "
+                "follow it: train the tokenizer with its own pattern (`tercet tokenizer train --words blanks`)"
+            )
 
 
 def _steps(pre_tokenizer: dict[str, Any] | None) -> tuple[_Step, ...] | None:

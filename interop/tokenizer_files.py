@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from tercet.interop.gguf_tokenizer import restore_words
 from tercet.training.errors import UserError
 
 _CONFIG = "tokenizer_config.json"
@@ -34,7 +35,7 @@ def load_tokenizer(source: Path) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a folder or a GGUF file; None where a folder has none.
 
     Raises:
-        UserError: There is one and it does not load.
+        UserError: There is one and it does not load, or it is a GGUF file's and splits text in a way not known here.
     """
     if source.is_file():
         folder, arguments = source.parent, {"gguf_file": source.name}
@@ -43,10 +44,13 @@ def load_tokenizer(source: Path) -> PreTrainedTokenizerBase | None:
     else:
         return None
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **arguments)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **arguments)
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(f"{source}: its tokenizer does not load: {reason}") from error
+    if arguments:
+        restore_words(tokenizer, source)
+    return tokenizer
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, source: Path) -> None:

@@ -21,11 +21,13 @@ class DistinctWords:
 
     Words are close to the pre-tokenizer's, and more rather than fewer: letters (every byte above 127 is one) with the
     character before them, or marks. Digits and blanks, in words of their own, make few that are distinct. Where words
-    are longer than Llama 3's, digits and all marks that do not part them are letters.
+    are longer than Llama 3's, all marks that do not part them are letters, and so are BLOOM's digits; between blanks a
+    word has all the blanks that are before it.
     """
 
     def __init__(self, words: Words = "llama3") -> None:
         self._kinds = _KINDS[words]
+        self._takes_all_blanks = words == "blanks"
         self._sampled: set[int] = set()
         self._sampled_bytes = 0
 
@@ -45,7 +47,7 @@ class DistinctWords:
             self._add_block(np.frombuffer(content, np.uint8, min(_BLOCK_BYTES, len(content) - start), start))
 
     def _add_block(self, codes: np.ndarray) -> None:
-        starts, ends = _words(self._kinds[codes])
+        starts, ends = _words(self._kinds[codes], self._takes_all_blanks)
         if not len(starts):
             return
         # Polynomial hashes of all words by differences of one running sum, modulo 2**64.
@@ -61,15 +63,16 @@ class DistinctWords:
                 self._sampled_bytes += length
 
 
-def _words(kinds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _words(kinds: np.ndarray, takes_all_blanks: bool) -> tuple[np.ndarray, np.ndarray]:
     """Where the words of a block start and end; kinds of its bytes."""
     bounds = np.concatenate(([0], np.flatnonzero(kinds[1:] != kinds[:-1]) + 1, [len(kinds)]))
     starts, ends = bounds[:-1], bounds[1:]
     counted = kinds[starts] >= _LETTER
+    previous = np.concatenate(([0], starts[:-1]))[counted]  # where the run before it starts
     starts, ends = starts[counted], ends[counted]
     before = kinds[starts - 1]
-    takes_one = (kinds[starts] == _LETTER) & (starts > 0) & ((before == _SPACE) | (before == _MARK))
-    starts = starts - takes_one
+    takes = (kinds[starts] == _LETTER) & (starts > 0) & ((before == _SPACE) | (before == _MARK))
+    starts = np.where(takes, previous if takes_all_blanks else starts - 1, starts)
     num_parts = -(-(ends - starts) // _MAX_WORD_BYTES)
     if num_parts.max(initial=1) == 1:
         return starts, ends
@@ -83,8 +86,12 @@ def _kinds(words: Words) -> np.ndarray:
     kinds = np.full(256, _MARK if words == "llama3" else _LETTER, np.uint8)
     kinds[[ord(c) for c in " \t\x0b\x0c"]] = _SPACE
     kinds[[ord(c) for c in "\r\n"]] = _NEWLINE
-    if words == "llama3":
+    if words != "bloom":
         kinds[[ord(c) for c in "0123456789"]] = _DIGIT
+    if words == "blanks":
+        kinds[[ord(c) for c in "\x0b\x0c"]], kinds[[ord(c) for c in "\r\n"]] = _LETTER, _SPACE
+        kinds[[ord(c) for c in ",."]] = _MARK
+    if words == "llama3":
         kinds[[c for c in range(256) if c > 127 or chr(c).isalpha()]] = _LETTER
     if words == "bloom":
         kinds[[ord(c) for c in "(|.,!?)"]] = _MARK

@@ -35,7 +35,7 @@ class TokenizerSection(Section):
     words: Words = Field(
         "llama3",
         description="what BPE merges inside: llama3; bloom's longer words, up to a tenth fewer tokens; or whatever is "
-        "between blanks, the fewest, which no llama.cpp runs",
+        "between blanks, the fewest",
     )
     path: str | None = Field(None, description="use this tokenizer folder instead of training one")
 

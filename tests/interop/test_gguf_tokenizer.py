@@ -1,6 +1,7 @@
 """Tokenizers in GGUF files: token ids and chats of llama.cpp against transformers, and every refusal."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import transformers
@@ -8,9 +9,10 @@ from gguf_runtime import SIZES, VOCAB_SIZE, LlamaCpp, random_model, read, refuse
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
+from tercet.interop import gguf_tokenizer, import_checkpoint
 from tercet.interop.gguf import write_gguf
 from tercet.tokenizer import train_tokenizer
-from tercet.tokenizer.pretokenization import BLOOM_PATTERN, LLAMA3_PATTERN
+from tercet.tokenizer.pretokenization import BLANKS_PATTERN, BLOOM_PATTERN, LLAMA3_PATTERN, Words
 
 TEXTS = [
     "The quick brown fox's tail; IT'S 1234567 times   longer.",
@@ -40,6 +42,7 @@ PRE_TOKENIZERS: dict[str, tuple[pre_tokenizers.PreTokenizer, bool]] = {
     "dbrx": (splits(LLAMA3_PATTERN), False),
     "qwen2": (splits(LLAMA3_PATTERN.replace("{1,3}", "")), False),
     "bloom": (splits(BLOOM_PATTERN), False),
+    "superbpe": (splits(BLANKS_PATTERN), False),
     "smollm": (pre_tokenizers.Sequence([pre_tokenizers.Digits(True), GPT2_SPLITTER]), False),
     "gpt-2": (GPT2_SPLITTER, False),
 }
@@ -73,9 +76,23 @@ def test_token_ids_of_every_pre_tokenizer(name: str, small_corpus, tiny_model, t
     runtime = LlamaCpp(path)
     texts = [*TEXTS, *(text[:4000] for text in small_corpus[20:30])]
     assert [runtime.tokenize(text) for text in texts] == tokenizer(texts)["input_ids"]
+    import_checkpoint(path, tmp_path / "back")
+    assert AutoTokenizer.from_pretrained(tmp_path / "back")(texts)["input_ids"] == tokenizer(texts)["input_ids"]
 
 
-@pytest.mark.parametrize("words", ["llama3", "bloom"])
+def test_words_of_a_name_that_is_not_known_are_not_guessed(
+    small_corpus, tiny_model, tmp_path: Path, monkeypatch
+) -> None:
+    made = next(made for made, name in gguf_tokenizer._PRE_TOKENIZERS.items() if name == "bloom")
+    with monkeypatch.context() as patch:
+        patch.setitem(gguf_tokenizer._PRE_TOKENIZERS, made, "viking")
+        tokenizer = other_tokenizer(small_corpus, splits(BLOOM_PATTERN))
+        path = write_gguf(save(tiny_model, tokenizer, tmp_path / "m"), tmp_path / "m.gguf", "f32")
+    with refused(tmp_path, "tokenizer.ggml.pre is 'viking', and how it splits text is not known here"):
+        import_checkpoint(path, tmp_path / "back")
+
+
+@pytest.mark.parametrize("words", get_args(Words))
 def test_token_ids_and_chat_of_tercet(words, small_corpus, tiny_model, tmp_path: Path) -> None:
     small_tokenizer = train_tokenizer(small_corpus, VOCAB_SIZE, words=words)
     path = write_gguf(save(tiny_model, small_tokenizer, tmp_path / "m"), tmp_path / "m.gguf")
@@ -104,9 +121,12 @@ def test_tokenizers_that_llama_cpp_has_no_name_for(small_corpus, small_tokenizer
 
     (tmp_path / "m").mkdir()
     check(other_tokenizer(small_corpus, splits(r"\p{L}+|\s+")), "no pre-tokenizer")
-    check(train_tokenizer(small_corpus, VOCAB_SIZE, words="blanks"), "no pre-tokenizer")
+    check(other_tokenizer(small_corpus, splits(r"\s?\S+|\s+")), "no pre-tokenizer")  # what blanks once were
     check(other_tokenizer(small_corpus, GPT2_SPLITTER, ignore_merges=True), "no pre-tokenizer")
     check(other_tokenizer(small_corpus, pre_tokenizers.Metaspace()), "no pre-tokenizer")
+    other_words = other_tokenizer(small_corpus, splits(r"\S+,|\S|\s+"))
+    other_words.backend_tokenizer.pre_tokenizer = splits(BLANKS_PATTERN)
+    check(other_words, "the merge '[a-z]+ ,' joins what this tokenizer's pattern parts")
     endless = other_tokenizer(small_corpus, GPT2_SPLITTER)
     endless.eos_token = None
     check(endless, "no end-of-text token")

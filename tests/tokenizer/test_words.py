@@ -1,6 +1,11 @@
 """What BPE takes for a word: the three ways to part text, and what each costs."""
 
+import json
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from tercet.tokenizer import encode_documents, train_tokenizer
 from tercet.tokenizer.pretokenization import Words, cut_long_words, word_splitter
@@ -9,7 +14,7 @@ TEXT = 'He said: "No, never." x->y=3; 2024 was\n\n  new'
 PARTS: dict[Words, str] = {
     "llama3": 'He| said|:| "|No|,| never|."| x|->|y|=|3|;| |202|4| was|\n\n| | new',
     "bloom": 'He| said:| "No|,| never|.|"| x->y=3;| 2024| was|\n\n | new',
-    "blanks": 'He| said:| "No,| never."| x->y=3;| 2024| was|\n\n  |new',
+    "blanks": 'He| said:| "No|,| never|."| x->y=|3|;| |2|024| was|\n\n  new',
 }
 NASTY = ["", " ", "\n\n\n", "a" * 700, "don't  stop\t\u00a0now", "中文\uff0c没有空格。", "\u0000\ufffd\U0001f600", TEXT]
 
@@ -29,6 +34,35 @@ def test_documents_of_any_length_have_the_ids_of_the_whole(tokenizer, small_corp
     """Long ones are cut before they are encoded, where the pattern allows it."""
     text = "\n\n".join(small_corpus)[:300_000] + ' (quoted) "words"\n \nend'
     assert encode_documents(tokenizer, [text])[0] == tokenizer.backend_tokenizer.encode(text).ids
+
+
+@pytest.fixture(scope="module")
+def parted_or_not(small_corpus) -> tuple[Tokenizer, Tokenizer]:
+    """Blanks' tokenizer, and with its merges another that parts text at numbers alone, as llama.cpp does."""
+    odd = ["\u00e9t\u00e9, \u4e2d\u6587\u3002 \u4e2d, \u00bd,\u00a9, f(x,y).z\n\t  \u00e9.b 12\u00bd345\t,\n"] * 40
+    words = train_tokenizer([*small_corpus, *odd], 4096, words="blanks").backend_tokenizer
+    unparted = Tokenizer.from_str(words.to_str())
+    numbers = [pre_tokenizers.Split(Regex(p), "isolated") for p in (r"\p{N}+", "(?=([0-9]{3})+(?![0-9]))")]
+    unparted.pre_tokenizer = pre_tokenizers.Sequence([*numbers, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    assert len(json.loads(words.to_str())["model"]["merges"]) > 3000
+    return words, unparted
+
+
+@settings(max_examples=2000, deadline=None)
+@given(
+    st.text(
+        st.sampled_from(" \n\t,.;()aeofxz0123\u00e9\u00a9\u00bd\u0663\u4e2d\u3002\u3000\x0b\U0001f600"), max_size=40
+    )
+)
+def test_between_blanks_text_need_not_be_parted_but_at_numbers(parted_or_not, text: str):
+    words, unparted = parted_or_not
+    assert words.encode(text).ids == unparted.encode(text).ids
+
+
+def test_a_number_is_read_in_threes_from_its_end_however_long():
+    digits = "7" * 1_000_001
+    parts = word_splitter("blanks").pre_tokenize_str(digits)
+    assert [end - start for _, (start, end) in parts] == [2] + [3] * 333_333
 
 
 def test_longer_words_make_fewer_tokens(small_corpus):
