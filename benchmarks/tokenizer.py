@@ -30,7 +30,7 @@ from typing import Any, get_args
 
 from tokenizer_report import tables
 
-from tercet.tokenizer.pretokenization import BLANKS_PATTERN, BLOOM_PATTERN, LLAMA3_PATTERN, Words
+from tercet.tokenizer.pretokenization import BLANKS_PATTERN, BLOOM_PATTERN, CLAUSES_PATTERN, LLAMA3_PATTERN, Words
 
 HELD_OUT = 0.05
 MEMORY_LIMIT = 18 << 30  # a direct training that wants more fails, and says so, instead of stopping the machine
@@ -43,7 +43,6 @@ LANGUAGES = {
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_BLANKS = r"{numbers}|[ \t\r\n]*[^ \t\r\n\p{N}]+|[ \t\r\n]+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 PATTERNS = {
     "Llama 3 (Tercet's default)": LLAMA3_PATTERN,
@@ -55,9 +54,9 @@ PATTERNS = {
         rf"{_CONTRACTIONS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
     "BLOOM (words: bloom)": BLOOM_PATTERN,
+    "clauses (words: clauses)": CLAUSES_PATTERN,
+    "clauses, all marks joined": CLAUSES_PATTERN.split("|[ ")[0] + r"|[ \t\r\n]*[^ \t\r\n\p{N}]+|[ \t\r\n]+",
     "blanks (words: blanks)": BLANKS_PATTERN,
-    "blanks, marks not apart": _BLANKS.replace("{numbers}", BLANKS_PATTERN.split("|[ ")[0]),
-    "blanks, marks and numbers not apart": r"[ \t\r\n]*[^ \t\r\n]+|[ \t\r\n]+",
     "blanks, one at most before a word": r"\s?\S+|\s+",
 }
 

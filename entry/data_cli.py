@@ -25,9 +25,10 @@ def tokenizer_train(
     words: Annotated[
         str,
         typer.Option(
-            metavar="llama3|bloom|blanks",
-            help="What BPE merges inside: Llama 3's words; BLOOM's longer ones, which make up to a tenth fewer tokens; "
-            "or whatever is between blanks, the fewest tokens. llama.cpp runs all three.",
+            metavar="llama3|bloom|clauses|blanks",
+            help="What BPE merges inside: Llama 3's words, or longer ones, which make fewer tokens: BLOOM's; clauses, "
+            "what is between blanks, but numbers and the comma behind a word apart; or whatever is between blanks, which "
+            "llama.cpp does not run.",
         ),
     ] = "llama3",
     text_column: Annotated[str, typer.Option(help="Column that holds the text, wherever rows have columns.")] = "text",

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Regex, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tercet.tokenizer.pretokenization import BLANKS_PATTERN, BLOOM_PATTERN, LLAMA3_PATTERN
+from tercet.tokenizer.pretokenization import BLOOM_PATTERN, CLAUSES_PATTERN, LLAMA3_PATTERN
 from tercet.training.errors import UserError
 
 _PRE = "tokenizer.ggml.pre"
@@ -23,7 +23,7 @@ _QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")  # one digit a 
 
 # Name by (steps of the pre-tokenizer, ignore_merges): llama.cpp ties both to the name. `dbrx` is Llama 3's pattern
 # where a word in the vocabulary still goes through the merges. `superbpe` parts numbers, in threes from their end, and
-# nothing else, which for words between blanks gives the ids of parted text: see `BLANKS_PATTERN`.
+# nothing else, which with merges of clauses gives the ids of parted text: see `CLAUSES_PATTERN`.
 _Step = tuple[str, str | bool]
 _GPT2_STEPS: tuple[_Step, ...] = (("ByteLevel", True),)
 _PRE_TOKENIZERS: dict[tuple[tuple[_Step, ...], bool], str] = {
@@ -31,7 +31,7 @@ _PRE_TOKENIZERS: dict[tuple[tuple[_Step, ...], bool], str] = {
     ((("Split", LLAMA3_PATTERN), ("ByteLevel", False)), False): "dbrx",
     ((("Split", _QWEN2_PATTERN), ("ByteLevel", False)), False): "qwen2",
     ((("Split", BLOOM_PATTERN), ("ByteLevel", False)), False): "bloom",
-    ((("Split", BLANKS_PATTERN), ("ByteLevel", False)), False): "superbpe",
+    ((("Split", CLAUSES_PATTERN), ("ByteLevel", False)), False): "superbpe",
     ((("Digits", True), *_GPT2_STEPS), False): "smollm",
     (_GPT2_STEPS, False): "gpt-2",
 }
@@ -143,8 +143,8 @@ def _pre_tokenizer_name(settings: dict[str, Any]) -> str:
     name = _PRE_TOKENIZERS.get((steps, bool(bpe.get("ignore_merges")))) if steps is not None else None
     if name is None:
         raise UserError(
-            "GGUF: llama.cpp knows no pre-tokenizer that splits as this tokenizer does (known: Tercet's three, "
-            "Llama 3's, GPT-2's, Qwen2's, BLOOM's, SmolLM's)"
+            "GGUF: llama.cpp knows no pre-tokenizer that splits as this tokenizer does (known: Llama 3's as "
+            "Tercet's, its clauses, GPT-2's, Qwen2's, BLOOM's, SmolLM's)"
         )
     return name
 
@@ -155,7 +155,7 @@ def _check_merges_of_words(merges: list[list[str]]) -> None:
         if _ACROSS_WORDS.search("".join(merge)):
             raise UserError(
                 f"GGUF: the merge {' '.join(merge)!r} joins what this tokenizer's pattern parts, and llama.cpp would "
-                "follow it: train the tokenizer with its own pattern (`tercet tokenizer train --words blanks`)"
+                "follow it: train the tokenizer with its own pattern (`tercet tokenizer train --words clauses`)"
             )
 
 

@@ -73,20 +73,21 @@ _BLOOM_CHUNK = "|".join(
     )
 )
 # Both ends of a number part words, whatever is beside them; so does a mark behind a letter, or what may be one.
-_BLANKS_CHUNK = "|".join(
+_CLAUSES_CHUNK = "|".join(
     (
         r"[0-9]++",
         r"[ \t\r\n]*+[^ \t\r\n0-9](?:[^ \t\r\n0-9,.]++|(?<![A-Za-z\x80-\U0010ffff])[,.]++)*+",
         r"[ \t\r\n]++",
     )
 )
-_BLANKS_PREFIXES = "".join(chr(code) for code in (*b" \t\r\n", *range(33, 127)) if not chr(code).isdigit())
-_BLANKS_WORD = rf"[0-9]{{1,3}}|[ \t\r\n]*[A-Za-z\xc0-\u024f\u4e00-\u9fff{_MARKS}]*"  # no letter here is a number
+_CLAUSES_PREFIXES = "".join(chr(code) for code in (*b" \t\r\n", *range(33, 127)) if not chr(code).isdigit())
+_CLAUSES_WORD = rf"[0-9]{{1,3}}|[ \t\r\n]*[A-Za-z\xc0-\u024f\u4e00-\u9fff{_MARKS}]*"  # no letter here is a number
 
 _CHUNKINGS: dict[Words, Chunking] = {
     "llama3": Chunking(_LLAMA3_CHUNK, _PREFIXES, _LLAMA3_WORD),
     "bloom": Chunking(_BLOOM_CHUNK, " ", rf" ?{_BLOOM_LETTER}+|{_BLOOM_GAP}+"),
-    "blanks": Chunking(_BLANKS_CHUNK, _BLANKS_PREFIXES, _BLANKS_WORD),
+    "clauses": Chunking(_CLAUSES_CHUNK, _CLAUSES_PREFIXES, _CLAUSES_WORD),
+    "blanks": Chunking(r"[ \t\r\n]*+[^ \t\r\n]++|[ \t\r\n]++", _CLAUSES_PREFIXES, r"(?s:.+)"),  # each a word
 }
 
 

@@ -23,14 +23,16 @@ LLAMA3_PATTERN = (
 # digits are merged with the letters beside them; what stands between two words is a word, too. llama.cpp knows it.
 BLOOM_PATTERN = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 BLOOM_MARKS = "(|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)"
-# Whatever is between blanks, with the blanks before it: few tokens, one for a line's indent with the word behind it.
-# Apart are numbers, in threes from their end, and a comma or period behind a letter, without which `x,` is another
-# token than `x` (a model of code had an eighth more bits per byte). A number's first digits look ahead once, the others
-# count from there: were each to look, a million digits in a row would take hours.
+# Whatever is between blanks, with the blanks before it: the fewest tokens, one for a word with the comma behind it, or
+# for a line's indent with the word behind it. Only `tokenizers` runs it.
+BLANKS_PATTERN = r"[ \t\r\n]*[^ \t\r\n]+|[ \t\r\n]+"
+# The same with numbers apart, in threes from their end, and a comma or period behind a letter: without that `x,` is
+# another token than `x`, and a model of code has a tenth more bits per byte. A number's first digits look ahead once,
+# the others count from there: were each to look, a million digits in a row would take hours.
 #
 # Where words part can be told from the two bytes on either side, but for numbers. So no merge that was learned joins
 # what is parted, and the ids are the same if text is parted at numbers alone: as llama.cpp's "superbpe" does.
-BLANKS_PATTERN = (
+CLAUSES_PATTERN = (
     r"(?<=[0-9])[0-9]{3}"
     r"|[0-9]{1,3}?(?=(?:[0-9]{3})*(?![0-9]))"
     r"|(?:(?![0-9])\p{N})+"
@@ -39,7 +41,7 @@ BLANKS_PATTERN = (
     r"|[ \t\r\n]+"
 )
 
-Words = Literal["llama3", "bloom", "blanks"]
+Words = Literal["llama3", "bloom", "clauses", "blanks"]
 """What BPE takes for a word. A longer word makes fewer tokens of a text, and of its parts none that others share."""
 
 BLANKS = r" \t-\r\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -51,18 +53,18 @@ BLANKS = r" \t-\r\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 # Llama 3: "newline, then no whitespace", "no whitespace, then space", from a letter or number to a mark (no apostrophe
 # among them, which begins a contraction). The marks are for Chinese and others that write no spaces. What is \w but no
 # underscore is \p{L} or \p{N}.
-# BLOOM and blanks: where a word ends.
+# The others: where a word ends.
 _MARKS = ",.;:!?)\u3001\u3002\uff0c\uff1b\uff1a\uff01\uff1f\uff09\u300d\u060c\u061b\u061f\u06d4\u0964\u104b\u17d4\u0f0d"
 _SAFE_CUTS: dict[Words, re.Pattern[str]] = {
     "llama3": re.compile(rf"(?<=\n)(?=\S)|(?<=\S)(?= )|(?<=[^\W_])(?=[{_MARKS}])"),
     "bloom": re.compile(rf"(?<=[^\s{BLOOM_MARKS}])(?=[{BLANKS}{BLOOM_MARKS}])"),
-    "blanks": re.compile(r"(?<=[^ \t\r\n])(?=[ \t\r\n])"),
+    **dict.fromkeys(("clauses", "blanks"), re.compile(r"(?<=[^ \t\r\n])(?=[ \t\r\n])")),
 }
 # Classes of characters of which a run is one word, or nearly so; to Llama 3's pattern an underscore is a mark.
 _RUNS: dict[Words, tuple[str, ...]] = {
     "llama3": (r"[^\W\d]", r"[^\w\s]", r"\s"),
     "bloom": (rf"[^\s{BLOOM_MARKS}]", rf"[\s{BLOOM_MARKS}]"),
-    "blanks": (r"[^ \t\r\n]", r"[ \t\r\n]"),
+    **dict.fromkeys(("clauses", "blanks"), (r"[^ \t\r\n]", r"[ \t\r\n]")),
 }
 
 
@@ -78,7 +80,9 @@ def word_splitter(words: Words = "llama3") -> pre_tokenizers.PreTokenizer:
     Raises:
         ValueError: Words of another name.
     """
-    patterns = {"llama3": LLAMA3_PATTERN, "bloom": BLOOM_PATTERN, "blanks": BLANKS_PATTERN}
+    patterns: dict[Words, str] = {
+        "llama3": LLAMA3_PATTERN, "bloom": BLOOM_PATTERN, "clauses": CLAUSES_PATTERN, "blanks": BLANKS_PATTERN,
+    }  # fmt: skip
     if words not in patterns:
         raise ValueError(f"words={words!r} is not known: choose one of {', '.join(patterns)}")
     return pre_tokenizers.Sequence([_split(patterns[words]), _to_bytes()])
@@ -130,7 +134,10 @@ _GAP = _byte_table(lambda code: chr(code).isspace() or chr(code) in BLOOM_MARKS 
 _MAY_BE_RUNS: dict[Words, tuple[bytes, bytes]] = {
     "llama3": (_NOT_BLANK, _BLANK),
     "bloom": (_NOT_BLANK, _GAP),
-    "blanks": (_byte_table(lambda code: code not in b" \t\r\n"), _byte_table(lambda code: code in b" \t\r\n")),
+    **dict.fromkeys(
+        ("clauses", "blanks"),
+        (_byte_table(lambda code: code not in b" \t\r\n"), _byte_table(lambda code: code in b" \t\r\n")),
+    ),
 }
 
 

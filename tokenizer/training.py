@@ -73,7 +73,7 @@ def train_tokenizer(
     Args:
         texts: Documents, read once, of any length; empty ones count for nothing.
         vocab_size: Ids in all: 4 special tokens, 256 bytes, and the merges that fit in the rest.
-        words: What a word is: Llama 3's; BLOOM's, which are longer; or, longer still, what is between blanks.
+        words: What a word is: Llama 3's; or longer ones: BLOOM's, clauses, whatever is between blanks.
         max_bytes: UTF-8 bytes of text to sample; up to twice as many lie in a temporary file meanwhile.
         max_documents: Documents to sample; a long one counts once for each piece of it.
         max_trainer_bytes: Memory for the trainer's tables, which grow with the bytes of distinct words: a sample that

@@ -4,6 +4,8 @@ What training a BPE takes is decided by the distinct words, not by the text: a g
 gigabyte of Chinese, whose words run from one mark to the next, does not.
 """
 
+from typing import get_args
+
 import numpy as np
 
 from tercet.tokenizer.pretokenization import Words
@@ -21,13 +23,13 @@ class DistinctWords:
 
     Words are close to the pre-tokenizer's, and more rather than fewer: letters (every byte above 127 is one) with the
     character before them, or marks. Digits and blanks, in words of their own, make few that are distinct. Where words
-    are longer than Llama 3's, all marks that do not part them are letters, and so are BLOOM's digits; between blanks a
-    word has all the blanks that are before it.
+    are longer than Llama 3's, all marks that do not part them are letters, and so are digits, but not among clauses; of
+    clauses and between blanks a word has all the blanks that are before it.
     """
 
     def __init__(self, words: Words = "llama3") -> None:
         self._kinds = _KINDS[words]
-        self._takes_all_blanks = words == "blanks"
+        self._takes_all_blanks = words in ("clauses", "blanks")
         self._sampled: set[int] = set()
         self._sampled_bytes = 0
 
@@ -86,10 +88,11 @@ def _kinds(words: Words) -> np.ndarray:
     kinds = np.full(256, _MARK if words == "llama3" else _LETTER, np.uint8)
     kinds[[ord(c) for c in " \t\x0b\x0c"]] = _SPACE
     kinds[[ord(c) for c in "\r\n"]] = _NEWLINE
-    if words != "bloom":
+    if words in ("llama3", "clauses"):
         kinds[[ord(c) for c in "0123456789"]] = _DIGIT
-    if words == "blanks":
+    if words in ("clauses", "blanks"):
         kinds[[ord(c) for c in "\x0b\x0c"]], kinds[[ord(c) for c in "\r\n"]] = _LETTER, _SPACE
+    if words == "clauses":
         kinds[[ord(c) for c in ",."]] = _MARK
     if words == "llama3":
         kinds[[c for c in range(256) if c > 127 or chr(c).isalpha()]] = _LETTER
@@ -105,6 +108,6 @@ def _powers(base: int) -> np.ndarray:
     return np.cumprod(powers, dtype=np.uint64)
 
 
-_KINDS: dict[Words, np.ndarray] = {words: _kinds(words) for words in ("llama3", "bloom", "blanks")}
+_KINDS: dict[Words, np.ndarray] = {words: _kinds(words) for words in get_args(Words)}
 _POWERS = _powers(_MULTIPLIER)
 _INVERSE_POWERS = _powers(_INVERSE)

@@ -34,8 +34,8 @@ class TokenizerSection(Section):
     vocab_size: int = Field(8192, ge=260, description="256 bytes, 4 special tokens, and the merges")
     words: Words = Field(
         "llama3",
-        description="what BPE merges inside: llama3; bloom's longer words, up to a tenth fewer tokens; or whatever is "
-        "between blanks, the fewest",
+        description="what BPE merges inside, from more tokens to fewer: llama3; bloom's words; clauses; whatever is "
+        "between blanks, which no llama.cpp runs",
     )
     path: str | None = Field(None, description="use this tokenizer folder instead of training one")
 

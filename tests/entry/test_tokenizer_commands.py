@@ -112,7 +112,10 @@ def test_text_column(tercet, rows, tmp_path):
         (["FILE", "--max-bytes", "100"], "too small a sample: give at least 16384"),
         (["FILE", "--compare", "no/such/folder/at/all"], "--compare no/such/folder/at/all: no tokenizer"),
         (["FILE", "--source-column", "missing"], "'missing'"),
-        (["FILE", "--words", "gpt2"], "--words: words='gpt2' is not known: choose one of llama3, bloom, blanks"),
+        (
+            ["FILE", "--words", "gpt2"],
+            "--words: words='gpt2' is not known: choose one of llama3, bloom, clauses, blanks",
+        ),
         (["FILE", "--vocab-size", "90000"], "--vocab-size: vocab_size=90000 is larger than the corpus supports"),
     ],
 )

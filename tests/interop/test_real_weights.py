@@ -93,4 +93,10 @@ def test_the_file_itself_is_imported(gguf_file, imported, tmp_path):
     import_checkpoint(gguf_file, tmp_path / "from_gguf")
     before, after = (load_file(folder / "model.safetensors") for folder in (imported, tmp_path / "from_gguf"))
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert AutoTokenizer.from_pretrained(tmp_path / "from_gguf").chat_template
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "from_gguf")
+    assert tokenizer.chat_template
+    from gguf_runtime import LlamaCpp
+
+    # transformers' reader leaves the last of several blanks to a number, as GPT-2 does and SmolLM does not.
+    text = "In 1984 it cost 12,345.67:\n   1. x1 ** 2  \u00bd"
+    assert tokenizer(text)["input_ids"] == LlamaCpp(gguf_file).tokenize(text)
