@@ -27,8 +27,8 @@ def tokenizer_train(
         typer.Option(
             metavar="llama3|bloom|clauses|blanks",
             help="What BPE merges inside: Llama 3's words, or longer ones, which make fewer tokens: BLOOM's; clauses, "
-            "what is between blanks, but numbers and the comma behind a word apart; or whatever is between blanks, which "
-            "llama.cpp does not run.",
+            "what is between blanks, but numbers and the comma behind a word apart; or whatever is between blanks, "
+            "which llama.cpp does not run.",
         ),
     ] = "llama3",
     text_column: Annotated[str, typer.Option(help="Column that holds the text, wherever rows have columns.")] = "text",

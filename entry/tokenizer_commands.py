@@ -81,9 +81,8 @@ def run_tokenizer_train(request: TokenizerRequest) -> None:
     with as_user_error("--words"):
         word_splitter(words)
     compared = _names(request.compare, output.name)
-    for path in compared.values():  # a mistake shows now, but a folder's memory is not held beside the training's
-        if not (Path(path) / "tokenizer.json").is_file():
-            _load_other(path)
+    for path in compared.values():  # a mistake shows now; they are not kept beside the training's memory
+        _load_other(path)
     counts: list[SampleCounts] = []
     with ReportText() as text:
         texts = _TrainingTexts(request, text)

@@ -127,6 +127,16 @@ def test_mistakes_get_one_line_and_leave_nothing(tercet, rows, tmp_path, argumen
     assert not (tmp_path / "tok").exists()
 
 
+def test_a_damaged_tokenizer_to_compare_with_shows_before_any_text_is_read(tercet, tmp_path):
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "tokenizer.json").write_text('{"version": "1.0", "model": ')
+    no_text = tmp_path / "missing.txt"
+    shown = tercet("tokenizer", "train", no_text, "--compare", tmp_path / "cut", "--output", tmp_path / "tok")
+    assert shown.code == 2
+    assert f"--compare {tmp_path / 'cut'}: no tokenizer that AutoTokenizer loads" in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("256MB", 256_000_000), ("1.5GiB", 3 << 29), ("64 kB", 64_000), ("500_000", 500_000), ("2g", 2_000_000_000)],
