@@ -147,6 +147,8 @@ def _is_locked(path: Path) -> bool:
         return False
     except BlockingIOError:
         return True
+    except OSError:  # a file system without locks, on which no run begins
+        return False
     finally:
         os.close(descriptor)
 

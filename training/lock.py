@@ -26,7 +26,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         folder: Must be there. Removed at the end if nothing else is in it.
 
     Raises:
-        UserError: Another process holds it; names the process and its machine.
+        UserError: Another process holds it; names the process and its machine. Or the file system keeps no locks.
     """
     descriptor = _locked(folder / LOCK_NAME)
     try:
@@ -54,9 +54,13 @@ def _locked(path: Path) -> int:
                 f"{path.parent} is in use by another run ({_holder(path)}): wait for it or stop it, "
                 "or choose another output folder"
             ) from None
-        except BaseException:
+        except OSError as error:
             os.close(descriptor)
-            raise
+            path.unlink(missing_ok=True)
+            raise UserError(
+                f"{path.parent}: its file system keeps no locks ({error.strerror}), so a second run in it would "
+                "not be noticed: choose an output folder on another file system, or mount this one with locks"
+            ) from error
         # The one before may have removed the file between our opening and our locking of it.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):

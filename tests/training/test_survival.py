@@ -1,6 +1,7 @@
 """What a run lives through: damaged checkpoints, full disks, signals, deadlines, a second run in its folder."""
 
 import errno
+import fcntl
 import gc
 import os
 import resource
@@ -291,6 +292,16 @@ class TestLock:
         assert (tmp_path / LOCK_NAME).exists()
         with run_lock(tmp_path):
             pass
+
+    def test_a_file_system_without_locks_is_named(self, make_recipe, tmp_path, monkeypatch):
+        def no_locks(descriptor, operation):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+        (tmp_path / "run").mkdir()
+        with pytest.raises(UserError, match=rf"run: its file system keeps no locks \({os.strerror(errno.ENOLCK)}\)"):
+            train(make_recipe(), output_dir=tmp_path / "run", say=silently)
+        assert list((tmp_path / "run").iterdir()) == []
 
     def test_restart_keeps_the_lock(self, make_recipe, tmp_path, monkeypatch):
         folder, found = tmp_path / "run", []
