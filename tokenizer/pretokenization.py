@@ -26,9 +26,9 @@ BLOOM_MARKS = "(|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)"
 # Whatever is between blanks, with the blanks before it: the fewest tokens, one for a word with the comma behind it, or
 # for a line's indent with the word behind it. Only `tokenizers` runs it.
 BLANKS_PATTERN = r"[ \t\r\n]*[^ \t\r\n]+|[ \t\r\n]+"
-# The same with numbers apart, in threes from their end, and a comma or period behind a letter: without that `x,` is
-# another token than `x`, and a model of code has a tenth more bits per byte. A number's first digits look ahead once,
-# the others count from there: were each to look, a million digits in a row would take hours.
+# The same with numbers apart, in threes from their end, and a comma or period behind a letter, so that `x,` is no other
+# token than `x`. A number's first digits look ahead once, the others count from there: were each to look, a million
+# digits in a row would take hours.
 #
 # Where words part can be told from the two bytes on either side, but for numbers. So no merge that was learned joins
 # what is parted, and the ids are the same if text is parted at numbers alone: as llama.cpp's "superbpe" does.
