@@ -78,6 +78,7 @@ def test_transformers_serve_llama(trained_llama, llama_reference, tmp_path, clie
 
 
 def _served_by_transformers(trained, reference, tmp_path) -> str:
+    pytest.importorskip("fastapi", reason="transformers serve needs fastapi: make ecosystem")
     texts, answers = _expected(reference)
     for server in _transformers_serve(trained, tmp_path):
         completions, chats, streamed, pieces = _by_openai(server)
