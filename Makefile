@@ -36,7 +36,7 @@ dev: $(DEV_STAMP) ## set up for working on the code: installs, and shows pyright
 	@ln -s $(TYPED) .types/tercet/
 	@echo "Ready. Commands are in $(BIN): source $(BIN)/activate"
 
-ecosystem: $(VENV)/.ecosystem ## install the programs of others that slow tests run on a checkpoint (300 MB)
+ecosystem: $(VENV)/.ecosystem ## install the programs of others that slow tests run (700 MB)
 
 check: dev ## lint, format check, types
 	@$(BIN)/ruff check .
@@ -78,12 +78,19 @@ $(DEV_STAMP): $(STAMP)
 	@$(call install,-e '.[dev]')
 	@touch $@
 
+# What docs/data.md installs, exactly; it wants an older xxhash than datasets does.
+DATATROVE := datatrove==0.10.1 orjson==3.13.0 tokenizers==0.23.3 regex==2026.11.19 nltk==3.10.4 spacy==3.8.18 \
+  fasteners==0.20 xxhash==3.8.2
+
 # torchao gets a folder of its own: transformers imports it wherever it finds it, and it complains at every command.
+# datatrove gets an environment of its own.
 $(VENV)/.ecosystem: $(DEV_STAMP) tests/conformance/clients/package.json
 	@echo "Installing the programs that slow tests run into $(VENV) ..."
 	@{ $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,ecosystem]' && \
 	   $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps --upgrade \
-	     --target $(VENV)/torchao torchao; } > $(VENV)/ecosystem.log 2>&1 || \
+	     --target $(VENV)/torchao torchao && \
+	   $(BIN)/python -m venv $(VENV)/trove && \
+	   $(VENV)/trove/bin/python -m pip install --disable-pip-version-check $(DATATROVE); } > $(VENV)/ecosystem.log 2>&1 || \
 	  { tail -n 25 $(VENV)/ecosystem.log >&2; echo "The installation failed; see $(VENV)/ecosystem.log" >&2; exit 1; }
 	@if command -v npm > /dev/null; then \
 	  mkdir -p $(VENV)/npm && cp tests/conformance/clients/package.json $(VENV)/npm/ && \

@@ -140,6 +140,8 @@ def _first_line(error: BaseException) -> str:
 
 def _model_type(source: Path) -> str:
     """`model_type` of a folder, Tercet's or that of a known family."""
+    if not source.exists():
+        raise UserError(f"{source} does not exist: give a checkpoint")
     if not source.is_dir():
         raise UserError(f"{source} is no folder: give one with config.json and weights, as save_pretrained writes it")
     path = source / "config.json"

@@ -1,6 +1,7 @@
 #!/bin/bash
 # A run over several machines under Slurm, which goes on in job after job until it is finished:
 #   sbatch slurm.sh large out/large --set data.path=/shared/text --set training.sharding=full
+# Submit it from the environment that has tercet (source .venv/bin/activate): Slurm hands PATH on to the machines.
 # RECIPE and the output folder come first, then whatever `tercet train` takes. Edit the lines below for your cluster. The
 # output folder must be on a file system that all machines see; prepare the data in a job of its own where that takes
 # hours (`tercet data prepare RECIPE --output out/large`).

@@ -307,8 +307,8 @@ class TrainingLoop:
         self.evaluation, self.evaluated_at = evaluation, state.step
         self._record(evaluation_record(state, evaluation))
         bar.say(
-            f"step {state.step:>6}   validation loss {evaluation.loss_nats:.4f} nats a token, "
-            f"{evaluation.bits_per_byte:.4f} bits a byte{' (averaged weights)' if self.average is not None else ''}"
+            f"step {state.step:>6}   validation loss {evaluation.loss_nats:.4f} nats per token, "
+            f"{evaluation.bits_per_byte:.4f} bits per byte{' (averaged weights)' if self.average is not None else ''}"
         )
         return is_best
 

@@ -259,8 +259,8 @@ def finish(
         )
     if evaluation is not None:
         say(
-            f"Evaluation {evaluation.loss_nats:.4f} nats a token, perplexity {evaluation.perplexity:.2f}, "
-            f"{evaluation.bits_per_byte:.4f} bits a byte on {evaluation.num_bytes:,} bytes held out"
+            f"Evaluation {evaluation.loss_nats:.4f} nats per token, perplexity {evaluation.perplexity:.2f}, "
+            f"{evaluation.bits_per_byte:.4f} bits per byte on {evaluation.num_bytes:,} bytes held out"
         )
     wanted = recipe.samples
     samples = []

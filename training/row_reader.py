@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tercet.training.chat_messages import ChatFormat, render_messages, tercet_chat_format
+from tercet.training.counts import counted
 from tercet.training.documents import DataError, Document, Segment
 from tercet.training.rows import Rows
 from tercet.training.skips import ALWAYS_SKIPPED, Reason, RowError, SkipReport
@@ -117,7 +118,7 @@ class RowReader:
             return DataError(f"{message} Or: {skip}")
         if error.reason == "broken_file":  # how many rows there would be behind the break, nobody knows
             return DataError(
-                f"{message} Or: on_bad_row: skip keeps the {number - 1:,} {rows.unit}s before it and counts the file."
+                f"{message} Or: on_bad_row: skip keeps the {counted(number - 1, rows.unit)} before it and counts the file."
             )
         bad, last = 1, number
         for at, row in itertools.islice(rows.items, _ROWS_LOOKED_AT):
@@ -128,7 +129,7 @@ class RowReader:
             except RowError as other:
                 bad += other.reason not in ALWAYS_SKIPPED
         first = "the first " if next(rows.items, None) is not None else ""
-        return DataError(f"{message} Of {first}{last:,} {rows.unit}s, {bad:,} cannot be used; {skip}")
+        return DataError(f"{message} Of {first}{counted(last, rows.unit)}, {bad:,} cannot be used; {skip}")
 
 
 def _content_reader(source: Source, tokenizer: "PreTrainedTokenizerBase | None") -> Callable[[Any], _Content]:

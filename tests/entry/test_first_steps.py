@@ -106,7 +106,7 @@ class TestOwnText:
         shown = tercet("train", "text", *settings, "--output", tmp_path / "run")
         told = re.search(r"It was better at step (\d+), (\S+) bits.*--set training.num_steps=(\d+)$", shown.out, re.M)
         assert told is not None, shown.out
-        measured = re.findall(r"^step +(\d+)   validation loss .* (\S+) bits a byte", shown.out, re.M)
+        measured = re.findall(r"^step +(\d+)   validation loss .* (\S+) bits per byte", shown.out, re.M)
         step, best = min(measured, key=lambda pair: float(pair[1]))
         assert told[1] == told[3] == step
         assert abs(float(told[2]) - float(best)) <= 1e-3

@@ -201,7 +201,7 @@ def test_bad_input(trained, small_tokenizer, tmp_path: Path) -> None:
     for kind in ("q4_k_m", "F16", ""):
         with refused(tmp_path, "is not supported: choose one of f32, f16, q8_0"):
             write_gguf(folder, tmp_path / "m.gguf", kind)
-    with refused(tmp_path, "is no folder"):
+    with refused(tmp_path, "nowhere does not exist"):
         write_gguf(tmp_path / "nowhere", tmp_path / "m.gguf")
     with refused(tmp_path, "is a folder"):
         write_gguf(folder, tmp_path)

@@ -143,7 +143,7 @@ def test_what_it_says_is_short_and_has_the_numbers(finished):
     assert re.search(r"Tokenizer +320 tokens", text)
     assert re.search(r"Data +\d+ documents", text)
     assert f"{outcome.results.model.num_parameters:,} parameters" in text
-    assert f"{outcome.results.evaluation.bits_per_byte:.4f} bits a byte" in text
+    assert f"{outcome.results.evaluation.bits_per_byte:.4f} bits per byte" in text
 
 
 class TestFolders:
