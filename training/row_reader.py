@@ -117,9 +117,8 @@ class RowReader:
         if not rows.unit or rows.is_download or (error.reason == "broken_file" and number == 1):
             return DataError(f"{message} Or: {skip}")
         if error.reason == "broken_file":  # how many rows there would be behind the break, nobody knows
-            return DataError(
-                f"{message} Or: on_bad_row: skip keeps the {counted(number - 1, rows.unit)} before it and counts the file."
-            )
+            before = counted(number - 1, rows.unit)
+            return DataError(f"{message} Or: on_bad_row: skip keeps the {before} before it and counts the file.")
         bad, last = 1, number
         for at, row in itertools.islice(rows.items, _ROWS_LOOKED_AT):
             last = at
