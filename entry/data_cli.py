@@ -21,19 +21,44 @@ def tokenizer_train(
     data: Annotated[
         list[str] | None, typer.Option("--data", metavar="DATA", help="The same as an option; repeatable.")
     ] = None,
-    vocab_size: Annotated[int, typer.Option(help="Tokens in the vocabulary, special ones included.")] = 8192,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            metavar="RECIPE",
+            help="The text, the vocabulary's size, the words and what is held out are a recipe's, instead of DATA: "
+            "sources with their columns and templates, conversations, configurations of Hub datasets.",
+        ),
+    ] = None,
+    settings: Overrides = None,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(help="Tokens in the vocabulary, special ones included.", show_default="8192, or the recipe's"),
+    ] = None,
     words: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="llama3|bloom|clauses|blanks",
             help="What BPE merges inside: Llama 3's words, or longer ones, which make fewer tokens: BLOOM's; clauses, "
             "what is between blanks, but numbers and the comma behind a word apart; or whatever is between blanks, "
             "which llama.cpp does not run.",
+            show_default="llama3, or the recipe's",
         ),
-    ] = "llama3",
-    text_column: Annotated[str, typer.Option(help="Column that holds the text, wherever rows have columns.")] = "text",
+    ] = None,
+    text_column: Annotated[
+        str | None,
+        typer.Option(help="Column that holds the text, wherever rows have columns.", show_default="text"),
+    ] = None,
     source_column: Annotated[
         str | None, typer.Option(help="Column that names the source of a row; the report groups by it, or by DATA.")
+    ] = None,
+    on_bad_row: Annotated[
+        str | None,
+        typer.Option(
+            metavar="error|skip",
+            help="Whether a row that cannot be used ends the reading, or is left out and counted.",
+            show_default="error",
+        ),
     ] = None,
     max_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Text to learn from, sampled by hash; 256MB if not given.")
@@ -59,8 +84,9 @@ def tokenizer_train(
 
     run_tokenizer_train(
         TokenizerRequest(
-            [*(paths or []), *(data or [])], output, vocab_size, text_column, source_column, max_bytes, max_documents,
-            with_report=report or bool(compare), compare=tuple(compare or ()), words=words,
+            [*(paths or []), *(data or [])], output, vocab_size, words, recipe, tuple(settings or ()), text_column,
+            source_column, on_bad_row, max_bytes, max_documents,
+            with_report=report or bool(compare), compare=tuple(compare or ()),
         )
     )  # fmt: skip
 

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -28,16 +27,13 @@ from tercet.tokenizer.reading import as_value_error
 from tercet.tokenizer.report import REPORT_NAME, SourceFigures, readable
 from tercet.tokenizer.sampling import MIN_SAMPLE_BYTES
 from tercet.tokenizer.training import MAX_BYTES, MAX_DOCUMENTS
+from tercet.tokenizer_text import PathTexts, RecipeTexts, TrainingTexts
 from tercet.training.atomic import place_files, temporary_folder
-from tercet.training.documents import Document
 from tercet.training.errors import UserError, as_user_error
-from tercet.training.sources import Source, read_documents
-from tercet.training.split import is_validation
 
 logging.disable_progress_bar()
 
-HELD_OUT = 0.05
-"""Part of the documents that is not trained on: those that a recipe holds out, where it says nothing else."""
+DEFAULT_VOCAB_SIZE = 8192
 
 _SIZE = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _TABLE_WIDTH = 110
@@ -48,36 +44,40 @@ class TokenizerRequest:
     """What the command line asks for.
 
     Attributes:
-        data: Files, folders, globs or Hub datasets.
-        source_column: Column that names each row's source, for the report; None is the path.
+        data: Files, folders, globs or Hub datasets; none with a recipe.
+        vocab_size: None is the recipe's, or 8,192.
+        words: What BPE merges inside; None is the recipe's, or Llama 3's.
+        recipe: A YAML file or a name; its sources, and what it holds out, instead of `data` and the columns.
+        settings: Overrides of the recipe's keys.
+        text_column: See `PathTexts`, as for `source_column` and `on_bad_row`.
         max_bytes: As the user writes it ("256MB"); None is the default.
-        words: What BPE merges inside; see `train_tokenizer`.
         compare: Folders, or names on the Hub, of tokenizers to measure beside this one.
     """
 
     data: list[str]
     output: Path
-    vocab_size: int
-    text_column: str = "text"
+    vocab_size: int | None = None
+    words: str | None = None
+    recipe: str | None = None
+    settings: tuple[str, ...] = ()
+    text_column: str | None = None
     source_column: str | None = None
+    on_bad_row: str | None = None
     max_bytes: str | None = None
     max_documents: int | None = None
     with_report: bool = False
     compare: tuple[str, ...] = ()
-    words: str = "llama3"
 
 
 def run_tokenizer_train(request: TokenizerRequest) -> None:
     """`tercet tokenizer train`."""
     output = request.output
-    if not request.data:
-        raise UserError("nothing to train on: name files, folders, globs or Hub datasets")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder: choose another output folder")
     max_bytes = MAX_BYTES if request.max_bytes is None else parse_size(request.max_bytes, "--max-bytes")
     if max_bytes < MIN_SAMPLE_BYTES:
         raise UserError(f"--max-bytes {request.max_bytes} is too small a sample: give at least {MIN_SAMPLE_BYTES}")
-    words = cast(Words, request.words)
+    texts, vocab_size, words = _what_to_learn(request)
     with as_user_error("--words"):
         word_splitter(words)
     compared = _names(request.compare, output.name)
@@ -85,11 +85,10 @@ def run_tokenizer_train(request: TokenizerRequest) -> None:
         _load_other(path)
     counts: list[SampleCounts] = []
     with ReportText() as text:
-        texts = _TrainingTexts(request, text)
         try:
             with as_user_error("--vocab-size"):
                 tokenizer = train_tokenizer(
-                    iter(texts), request.vocab_size, words=words, max_bytes=max_bytes,
+                    texts.learned(text.add), vocab_size, words=words, max_bytes=max_bytes,
                     max_documents=request.max_documents or MAX_DOCUMENTS,
                     show_progress=sys.stderr.isatty(), on_text_used=counts.append,
                 )  # fmt: skip
@@ -99,14 +98,47 @@ def run_tokenizer_train(request: TokenizerRequest) -> None:
             raise
         if not len(text):  # no document fell to the held-out part: there are few
             texts.held_out = False
-            for document in _documents(request):
+            for document in texts.documents():
                 text.add(document.text, document.source)
         others = {name: _load_other(path) for name, path in compared.items()}
         report = make_report({output.name: tokenizer, **others}, text, held_out=texts.held_out)
     _save(tokenizer, report if request.with_report else None, output)
+    for line in texts.skips.lines():
+        typer.echo(line)
     _say_result(request, report, counts[0])
     if request.with_report:
         print_report(report)
+
+
+def _what_to_learn(request: TokenizerRequest) -> tuple[TrainingTexts, int, Words]:
+    """The texts, the size of the vocabulary, and the words."""
+    if request.recipe is None:
+        if request.settings:
+            raise UserError(f"--set {request.settings[0]} overrides a recipe: name one with --recipe")
+        vocab_size, words = DEFAULT_VOCAB_SIZE, "llama3"
+        texts = PathTexts(request.data, request.text_column, request.source_column, request.on_bad_row)
+    else:
+        from tercet.training.recipe import load_recipe  # and torch, which so stays out where there is no recipe
+
+        _check_only_recipe(request)
+        recipe = load_recipe(request.recipe, request.settings)
+        vocab_size, words = recipe.tokenizer.vocab_size, recipe.tokenizer.words
+        texts = RecipeTexts(recipe)
+    if request.vocab_size is not None:
+        vocab_size = request.vocab_size
+    return texts, vocab_size, cast(Words, words if request.words is None else request.words)
+
+
+def _check_only_recipe(request: TokenizerRequest) -> None:
+    own = {
+        "DATA": request.data,
+        "--text-column": request.text_column,
+        "--source-column": request.source_column,
+        "--on-bad-row": request.on_bad_row,
+    }
+    for name, value in own.items():
+        if value:
+            raise UserError(f"{name} and --recipe: the text is the recipe's; set its keys under data, or with --set")
 
 
 def parse_size(text: str, option: str) -> int:
@@ -121,33 +153,6 @@ def parse_size(text: str, option: str) -> int:
     number, unit, binary = match.groups()
     base = 1024 if binary else 1000
     return int(float(number.replace("_", "").replace(",", "")) * base ** " KMGT".index(unit.upper() or " "))
-
-
-class _TrainingTexts:
-    """The texts to train on; those held out go into the report's text on the way."""
-
-    def __init__(self, request: TokenizerRequest, text: ReportText) -> None:
-        self._request = request
-        self._text = text
-        self.held_out = True
-
-    def __iter__(self) -> Iterator[str]:
-        has_text = False
-        for document in _documents(self._request):
-            if is_validation(document.text, HELD_OUT):
-                self._text.add(document.text, document.source)
-            else:
-                has_text = True
-                yield document.text
-        if not has_text:  # all of them, one or two, fell to the held-out part
-            self.held_out = False
-            yield from (document.text for document in _documents(self._request))
-
-
-def _documents(request: TokenizerRequest) -> Iterator[Document]:
-    for path in request.data:
-        source = Source(path=path, text_column=request.text_column)
-        yield from read_documents(source, source_column=request.source_column)
 
 
 def _names(paths: tuple[str, ...], own: str) -> dict[str, str]:

@@ -107,8 +107,14 @@ def all_documents(
         yield from read_documents(source, skips=skips, tokenizer=tokenizer)
 
 
-def training_texts(recipe: Recipe) -> Iterator[str]:
+def training_texts(
+    recipe: Recipe, *, skips: SkipReport | None = None, on_held_out: Callable[[str, str], None] | None = None
+) -> Iterator[str]:
     """Texts of the training split only: a tokenizer that has seen the validation text flatters its bits per byte.
+
+    Args:
+        skips: Counts the rows that give no document.
+        on_held_out: Called with each text of the validation split, and the label of its source.
 
     Raises:
         DataError: Every document is held out.
@@ -118,17 +124,21 @@ def training_texts(recipe: Recipe) -> Iterator[str]:
     if settings.drop_duplicates == "normalized":
         digest_of = normalized_digest
     num_documents = num_texts = 0
-    for document in all_documents(recipe):
+    for document in all_documents(recipe, skips=skips):
         num_documents += 1
         if settings.drop_duplicates and seen.is_duplicate(digest_of(document.text)):
             continue
+        # Without the special tokens of a chat template, which are no text to learn merges from.
+        plain_texts = list(document.plain_texts())
         if settings.split_by == "tail":
-            texts = [split_tail(document.text, settings.validation_fraction)[0]]
+            text, held_out = split_tail(document.text, settings.validation_fraction)
+            texts = [text]
         elif is_validation(document.text, settings.validation_fraction):
-            continue
+            texts, held_out = [], "".join(plain_texts)
         else:
-            # Without the special tokens of a chat template, which are no text to learn merges from.
-            texts = list(document.plain_texts())
+            texts, held_out = plain_texts, ""
+        if held_out and on_held_out is not None:
+            on_held_out(held_out, document.source)
         num_texts += any(texts)
         yield from texts
     if num_documents and not num_texts:

@@ -7,7 +7,8 @@ import sys
 import pytest
 from transformers import AutoTokenizer
 
-from tercet.tokenizer_commands import HELD_OUT, parse_size
+from tercet.tokenizer_commands import parse_size
+from tercet.tokenizer_text import HELD_OUT
 from tercet.training.errors import UserError
 from tercet.training.split import is_validation
 
@@ -104,6 +105,58 @@ def test_text_column(tercet, rows, tmp_path):
     assert all(token.replace("Ġ", " ") in "unlike text" for token in learned), learned
 
 
+def test_a_recipe_brings_its_sources_and_gives_the_tokenizer_of_its_run(tercet, rows, tmp_path):
+    """Columns by template, an answer of a conversation, bad rows and duplicates as the recipe has them."""
+    chats = tmp_path / "chats.jsonl"
+    turns = [[("user", f"what is {n} and one?"), ("assistant", f"it is {n + 1}, zebra {n}")] for n in range(60)]
+    conversations = [[{"role": role, "content": content} for role, content in turn] for turn in turns]
+    chats.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in conversations) + "no json\n")
+    recipe = tmp_path / "recipe.yaml"
+    data = {
+        "on_bad_row": "skip",
+        "sources": [
+            {"path": str(rows), "text_template": "# {from}\n\n{text}"},
+            {"path": str(chats), "messages_column": "messages"},
+        ],
+    }
+    content = {"output_dir": "run", "data": data, "tokenizer": {"vocab_size": 330, "words": "blanks"}, "training": {"num_steps": 4}}
+    recipe.write_text(json.dumps(content), encoding="utf-8")
+
+    shown = tercet("tokenizer", "train", "--recipe", recipe, "-o", tmp_path / "tok", "--report")
+    assert shown.code == 0, shown.err
+    assert f"{chats}: 1 left out, not JSON" in shown.out
+    report = json.loads((tmp_path / "tok" / "tokenizer_report.json").read_text())
+    assert report["held_out"] is True
+    prepared = tercet("data", "prepare", recipe, "--output", tmp_path / "run")
+    assert prepared.code == 0, prepared.err
+    ours = (tmp_path / "tok" / "tokenizer.json").read_bytes()
+    assert ours == (tmp_path / "run" / "tokenizer.json").read_bytes()
+    manifest = json.loads((tmp_path / "run" / "data" / "manifest.json").read_text())
+    assert report["total"]["num_documents"] < sum(source["documents"] for source in manifest["by_source"].values()) / 5
+
+    smaller = ["tokenizer", "train", "--recipe", recipe, "--set", "tokenizer.vocab_size=300", "--words", "llama3"]
+    assert tercet(*smaller, "-o", tmp_path / "smaller").code == 0
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "smaller")) == 300
+
+
+def test_rows_that_cannot_be_used_end_it_or_are_counted(tercet, rows, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(f'{rows.read_text()}no json\n{{"body": "zyzzyva"}}\n', encoding="utf-8")
+    command = ["tokenizer", "train", bad, "--vocab-size", 300, "-o", tmp_path / "tok"]
+    shown = tercet(*command)
+    assert shown.code == 2
+    assert "bad.jsonl, line 401 is not JSON" in shown.err
+    assert not (tmp_path / "tok").exists()
+
+    shown = tercet(*command, "--on-bad-row", "skip")
+    assert shown.code == 0, shown.err
+    assert f"{bad}: 1 left out, not JSON" in shown.out
+    assert f"{bad}: 1 left out, without the column" in shown.out
+    good = tercet("tokenizer", "train", rows, "--vocab-size", 300, "-o", tmp_path / "good")
+    assert good.code == 0, good.err
+    assert (tmp_path / "tok" / "tokenizer.json").read_bytes() == (tmp_path / "good" / "tokenizer.json").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -112,6 +165,11 @@ def test_text_column(tercet, rows, tmp_path):
         (["FILE", "--max-bytes", "100"], "too small a sample: give at least 16384"),
         (["FILE", "--compare", "no/such/folder/at/all"], "--compare no/such/folder/at/all: no tokenizer"),
         (["FILE", "--source-column", "missing"], "'missing'"),
+        (["FILE", "--recipe", "demo"], "DATA and --recipe: the text is the recipe's"),
+        (["--recipe", "demo", "--text-column", "body"], "--text-column and --recipe"),
+        (["--recipe", "no_such_recipe"], "no recipe at no_such_recipe"),
+        (["FILE", "--set", "tokenizer.vocab_size=300"], "overrides a recipe: name one with --recipe"),
+        (["FILE", "--on-bad-row", "drop"], "--on-bad-row drop is not known: choose error or skip"),
         (
             ["FILE", "--words", "gpt2"],
             "--words: words='gpt2' is not known: choose one of llama3, bloom, clauses, blanks",
