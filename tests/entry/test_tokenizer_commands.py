@@ -119,7 +119,8 @@ def test_a_recipe_brings_its_sources_and_gives_the_tokenizer_of_its_run(tercet, 
             {"path": str(chats), "messages_column": "messages"},
         ],
     }
-    content = {"output_dir": "run", "data": data, "tokenizer": {"vocab_size": 330, "words": "blanks"}, "training": {"num_steps": 4}}
+    tokenizer = {"vocab_size": 330, "words": "blanks"}
+    content = {"output_dir": "run", "data": data, "tokenizer": tokenizer, "training": {"num_steps": 4}}
     recipe.write_text(json.dumps(content), encoding="utf-8")
 
     shown = tercet("tokenizer", "train", "--recipe", recipe, "-o", tmp_path / "tok", "--report")
