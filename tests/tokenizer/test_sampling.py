@@ -165,3 +165,10 @@ def test_a_file_that_cannot_grow_is_one_line_that_names_the_folder(tmp_path):
     assert done.stderr.startswith(f"tercet: a file ({tmp_path}) became larger than this shell (ulimit -f)")
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_text_that_fills_the_budget_to_the_byte_is_whole():
+    with TextSampler(MIN_SAMPLE_BYTES, 1000) as sampler:
+        for i in range(MIN_SAMPLE_BYTES // 128):
+            sampler.add(f"{i:0128d}")
+        assert sampler.counts().is_whole

@@ -170,3 +170,21 @@ def test_a_tokenizer_without_a_chat_template_is_named(tmp_path: Path, small_toke
     (tmp_path / "a.jsonl").write_text(json.dumps({"m": CHAT}), encoding="utf-8")
     with pytest.raises(DataError, match="has no chat template, which messages_column needs"):
         list(read_documents(Source(path=str(tmp_path), messages_column="m"), tokenizer=tokenizer))
+
+
+def test_what_a_message_leaves_null_it_does_not_have():
+    """A table of columns gives every message every key."""
+    chat = ChatFormat(
+        "{% for m in messages %}{% if m.name is defined %}({{ m.name }}){% endif %}"
+        "{{ m.role }}: {% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", (), {},
+    )  # fmt: skip
+    assert text(render_messages([{"role": "assistant", "content": "hi", "name": None}], chat)) == "assistant: hi"
+    assert text(render_messages([{"role": "assistant", "content": "hi", "name": "A"}], chat)) == "(A)assistant: hi"
+
+
+def test_of_special_tokens_of_which_one_begins_another_the_longer_is_meant():
+    chat = ChatFormat(
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}<e>x{% endfor %}", ("<e>", "<e>x"), {}
+    )
+    segments = render_messages([{"role": "assistant", "content": "hi"}], chat)
+    assert [segment.text for segment in segments if segment.is_template] == ["<e>x"]

@@ -87,3 +87,9 @@ def test_white_space_alone_makes_no_other_text(other: str, same: bool):
 
 def test_a_composed_letter_is_the_same_letter():
     assert normalized_digest("caf\u00e9") == normalized_digest("cafe\u0301") != normalized_digest("cafe")
+
+
+@pytest.mark.parametrize(("text", "other"), [("x2", "x\xb2"), ("file", "\ufb01le"), ("A", "\uff21")])
+def test_texts_that_only_look_alike_are_not_one(text: str, other: str):
+    """NFC, not NFKC: a square, a ligature and a wide letter are not what they are compatible with."""
+    assert normalized_digest(text) != normalized_digest(other)

@@ -104,3 +104,29 @@ def test_other_labels_make_another_set(tmp_path: Path, small_tokenizer, document
 def test_the_end_of_a_conversation_cannot_be_held_out(tmp_path: Path, small_tokenizer, documents):
     with pytest.raises(DataError, match="Document 2 of chat is a conversation"):
         prepared(documents, small_tokenizer, tmp_path, split_by="tail", validation_fraction=0.1)
+
+
+def test_the_name_of_a_special_token_is_another_text_than_the_token(tmp_path: Path, small_tokenizer):
+    """The same characters, written by a user: more tokens, and another set."""
+    written = conversation(small_tokenizer, "What is it?", "A test.")
+    assert written.segments is not None
+    said = (Segment(written.segments[0].text, False, False), *written.segments[1:])
+    before = prepared([written], small_tokenizer, tmp_path)
+    again = prepared([Document(written.text, "chat", said)], small_tokenizer, tmp_path)
+    assert again.fingerprint != before.fingerprint
+    assert again.train.num_tokens > before.train.num_tokens
+
+
+def test_bytes_of_a_conversation_are_all_and_label_bytes_those_of_answers(tmp_path: Path, small_tokenizer):
+    """Bits per byte divide by the latter: what the template writes is no text, also where it is a label."""
+    start, answer, plain = (
+        small_tokenizer.convert_ids_to_tokens(1 + small_tokenizer.eos_token_id),
+        "R\xe9ply",
+        "plain \xe9",
+    )
+    segments = (Segment("Ask?", False, False), Segment(answer, False, True), Segment(start, True, True))
+    chat = Document("".join(segment.text for segment in segments), "chat", segments)
+    data = prepared([chat, Document(plain, "text")], small_tokenizer, tmp_path)
+    assert data.train.document_label_bytes.tolist() == [len(answer.encode()), len(plain.encode())]
+    by_source = {name: counts.bytes for name, counts in data.report.by_source.items()}
+    assert by_source == {"chat": len(chat.text.encode()), "text": len(plain.encode())}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet.tokenizer import train_tokenizer
-from tercet.training.documents import DataError, Document
+from tercet.training.documents import DataError, Document, Segment
 from tercet.training.merge import merge
 from tercet.training.shards import PreparedData, prepare
 from tercet.training.skips import SkipReport
@@ -225,3 +225,67 @@ def test_a_part_is_marked_as_one(parts):
     manifest = json.loads((parts[1] / "manifest.json").read_text())
     assert manifest["settings"]["part"] == [1, 3]
     assert PreparedData.open(parts[0]).corpus == PreparedData.open(parts[1]).corpus is not None
+
+
+def parts_of(documents, tokenizer, folder: Path, **settings) -> list[Path]:
+    """Two parts."""
+    for i in range(2):
+        prepared(documents, tokenizer, folder / f"part{i}", part=(i, 2), **settings)
+    return [folder / "part0", folder / "part1"]
+
+
+def test_merged_conversations_keep_their_labels(tmp_path: Path, small_tokenizer):
+    chats = []
+    for i in range(9):
+        segments = (Segment(f"Ask {i}?", False, False), Segment(f"Reply {i}.", False, True))
+        chats.append(Document("".join(segment.text for segment in segments), "chat", segments))
+    together = prepared(chats, small_tokenizer, tmp_path / "whole", validation_fraction=0.0).train
+    merged = merge(parts_of(chats, small_tokenizer, tmp_path, validation_fraction=0.0), tmp_path / "merged").train
+
+    def learned(tokens: TokenSet) -> list[tuple[list[int], list[bool]]]:
+        found = []
+        for document, length in enumerate(tokens.document_lengths.tolist()):
+            mask = tokens.label_mask(document, 0, length)
+            assert mask is not None
+            found.append((tokens.tokens(document, 0, length).tolist(), mask.tolist()))
+        return sorted(found)
+
+    assert learned(merged) == learned(together)
+    assert merged.num_label_bytes == together.num_label_bytes == sum(len(f"Reply {i}.") for i in range(9))
+
+
+def test_a_stopped_merge_over_an_older_set_is_neither(tmp_path: Path, small_tokenizer, parts, monkeypatch):
+    """The shards that were there would be taken for the older set, with some of the newer one's among them."""
+    merge(parts, tmp_path / "merged")
+    # Of the same text with another division into shards: the same documents, so the merge is let through.
+    others = [shutil.copytree(part, tmp_path / f"again{i}") for i, part in enumerate(parts)]
+    copyfileobj, calls = shutil.copyfileobj, []
+
+    def copy(*arguments: object) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        copyfileobj(*arguments)
+
+    monkeypatch.setattr(shutil, "copyfileobj", copy)
+    with pytest.raises(KeyboardInterrupt):
+        merge(others, tmp_path / "merged")
+    with pytest.raises(DataError, match="no finished prepared data"):
+        PreparedData.open(tmp_path / "merged")
+
+
+def test_shards_of_another_set_in_a_part_are_noticed(tmp_path: Path, small_tokenizer, documents):
+    parts = parts_of(documents, small_tokenizer, tmp_path)
+    prepared(documents, small_tokenizer, tmp_path / "strange")
+    for suffix in (".bin", ".npz"):
+        shutil.copy(tmp_path / "strange" / f"shard-00000{suffix}", parts[1])
+    with pytest.raises(DataError, match="part1 holds shards that its manifest does not know"):
+        merge(parts, tmp_path / "merged")
+
+
+def test_parts_that_hold_nothing_out_between_them_say_so(tmp_path: Path, small_tokenizer):
+    documents = [Document(f"text {i}", "x") for i in range(20)]
+    parts = parts_of(documents, small_tokenizer, tmp_path, validation_fraction=1e-6)
+    with pytest.raises(DataError, match="None of the documents falls into the validation split"):
+        merge(parts, tmp_path / "merged")
+    assert files(tmp_path / "merged") == {}

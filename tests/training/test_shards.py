@@ -1,3 +1,4 @@
+import copy
 import errno
 import json
 import os
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from tercet.tokenizer import encode_documents, train_tokenizer
@@ -308,3 +310,19 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path, tokenizer):
     bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
     with pytest.raises(ValueError, match="eos_token"):
         prepared(DOCUMENTS, bare, tmp_path)
+
+
+def test_a_tokenizer_that_normalizes_otherwise_is_another_one(tmp_path: Path, tokenizer):
+    before = prepared([Document("TEXT in Capitals", "x")], tokenizer, tmp_path, validation_fraction=0.0)
+    lower = copy.deepcopy(tokenizer)
+    lower.backend_tokenizer.normalizer = normalizers.Lowercase()
+    again = prepared([Document("TEXT in Capitals", "x")], lower, tmp_path, validation_fraction=0.0)
+    assert again.fingerprint != before.fingerprint
+    assert tokenizer.decode(stored(again.train)[0][:-1]) == "text in capitals"
+
+
+def test_a_smaller_set_leaves_no_shard_of_the_larger_one(tmp_path: Path, tokenizer):
+    for number in (5, 3):
+        documents = [Document(f"text {i}", "x") for i in range(number)]
+        prepared(documents, tokenizer, tmp_path, validation_fraction=0.0, tokens_per_shard=1)
+        assert sorted(path.stem for path in tmp_path.glob("*.bin")) == [f"shard-{i:05d}" for i in range(number)]

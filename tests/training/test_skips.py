@@ -170,3 +170,11 @@ def test_reports_add_up_and_survive_json():
     assert (first.count(), first.count("a"), first.count(reason="empty")) == (5, 4, 1)
     assert again.summary("a") == "4 not JSON"
     assert again.summary("c") == ""
+
+
+def test_rows_whose_source_has_no_name_count_as_bad(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    names = (["x"], "x", ["y"])
+    path.write_text("".join(json.dumps({"text": f"text {i}", "from": name}) + "\n" for i, name in enumerate(names)))
+    with pytest.raises(DataError, match=r"line 1 holds a list in column 'from'.*Of 3 lines, 2 cannot be used"):
+        list(read_documents(Source(path=str(path)), source_column="from"))

@@ -273,3 +273,13 @@ def test_a_column_names_where_each_row_comes_from(tmp_path, kind):
     assert documents == [("one", "web"), ("two", "books"), ("three", source.label)]
     with pytest.raises(DataError, match=r"no column 'origin'.*Set source_column"):
         list(read_documents(source, source_column="origin"))
+
+
+def test_a_source_may_be_called_by_a_number_and_one_of_them_is_0(tmp_path: Path):
+    path = written(tmp_path / "rows.jsonl", b'{"text": "one", "from": 0}\n{"text": "two", "from": 1}\n')
+    assert [d.source for d in read_documents(Source(path=str(path)), source_column="from")] == ["0", "1"]
+
+
+def test_an_array_of_rows_behind_a_byte_order_mark(tmp_path: Path):
+    path = written(tmp_path / "rows.json", b'\xef\xbb\xbf[\r\n  {"text": "one"},\r\n  {"text": "two"}\r\n]')
+    assert texts(path) == ["one", "two"]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tercet.training.errors import UserError
-from tercet.training.stream_batches import StreamBatches
+from tercet.training.packing import IGNORE_INDEX
+from tercet.training.stream_batches import StreamBatches, StreamedTokens
 from tercet.training.stream_order import StreamOrder
 
 EOS, B, T = 0, 2, 8
@@ -89,3 +90,40 @@ def test_a_document_that_has_shrunk_is_noticed(stream):
 def test_a_state_of_another_world_size_is_refused(stream):
     with pytest.raises(UserError, match="world_size 1, this run 2"):
         batches_of(stream, 0, 2).load_state_dict(batches_of(stream).state_dict())
+
+
+def test_of_a_conversation_the_answers_are_labels_and_its_end_is_none(stream):
+    """As in prepared data: the end of text behind a conversation is the template's matter, not the model's."""
+
+    def answers(row: dict) -> StreamedTokens:
+        ids = encode(row)
+        return StreamedTokens(ids, [token % 2 == 1 for token in ids])
+
+    for plain, batch in islice(zip(batches_of(stream), batches_of(stream, encode=answers), strict=False), 20):
+        assert torch.equal(batch["input_ids"], plain["input_ids"])
+        labels = plain["shift_labels"]
+        assert torch.equal(batch["shift_labels"], torch.where(labels % 2 == 1, labels, IGNORE_INDEX))
+
+
+def test_the_documents_of_a_batch_are_those_of_its_pieces(stream):
+    batches = batches_of(stream)
+    for batch in islice(batches, 20):
+        labels, positions = batch["shift_labels"].flatten(), batch["position_ids"].flatten()
+        pieces = torch.tensor_split(labels, torch.nonzero(positions == 0).flatten()[1:])
+        assert len(pieces) == len(batches.documents)
+        for piece, document in zip(pieces, batches.documents, strict=True):
+            assert set(piece.tolist()) <= {*encode(document.row), EOS}
+
+
+def test_a_document_that_ends_with_a_batch_has_ended(stream):
+    """Fifteen tokens and the end of text fill a batch each time."""
+    ended = []
+    batches = batches_of(stream, encode=lambda row: list(range(1, 16)))
+    batches.on_end = lambda item: ended.append(item.row["text"])
+    handed_out = []
+    for _ in islice(batches, 30):
+        (first, second) = batches.documents
+        assert first is second
+        handed_out.append(first.row["text"])
+    # Of the last one the batches do not know before they are asked for more.
+    assert ended == handed_out[:-1]

@@ -233,3 +233,39 @@ def test_a_rank_that_finds_nothing_says_so(make_stream):
 def test_arguments_without_meaning_are_refused(many, changes: dict, message: str):
     with pytest.raises(ValueError, match=message):
         StreamOrder(**{"sources": {"s": many}, "seed": 0, "rank": 0, "world_size": 2, **changes})
+
+
+class Shards:
+    """Shards in memory, with as much of a streaming dataset as an order asks of one; notes which are opened."""
+
+    def __init__(self, *shards: list[dict]) -> None:
+        self.shards, self.opened = shards, []
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.shards)
+
+    def shard(self, num_shards: int, index: int) -> "Rows":
+        assert num_shards == self.num_shards
+        self.opened.append(index)
+        return Rows(self.shards[index])
+
+
+class Rows(list):
+    def skip(self, n: int) -> "Rows":
+        return Rows(self[n:])
+
+
+def test_of_as_many_shards_as_ranks_each_rank_opens_its_own_alone():
+    opened = []
+    for rank in range(3):
+        source = Shards(*([{"text": f"{shard} {row}"} for row in range(4)] for shard in range(3)))
+        list(islice(StreamOrder({"s": source}, seed=1, rank=rank, world_size=3), 4))
+        opened.append(source.opened)
+    assert sorted(opened) == [[0], [1], [2]]
+
+
+def test_a_source_of_empty_rows_does_not_hold_up_the_others():
+    sources = {"empty": Shards([{"text": ""}] * 2), "full": Shards([{"text": "x"}] * 2)}
+    names = [row.source for row in islice(StreamOrder(sources, seed=1, rank=0, world_size=1), 8)]
+    assert names.count("empty") == names.count("full") == 4

@@ -1,6 +1,8 @@
 """What a stream hands to training is what preparing the same text would: each document once an epoch, none held out."""
 
 import json
+from collections import Counter
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from streamed_runs import (
 from tercet.training.documents import DataError
 from tercet.training.preparation import make_data
 from tercet.training.recipe import RecipeError, recipe_from_fields
+from tercet.training.split import is_validation
+from tercet.training.stream_documents import read_by_all
 
 T, B = 64, 2
 
@@ -158,3 +162,55 @@ def test_a_recipe_written_out_is_the_recipe(recipe_fields):
     assert recipe_from_fields(recipe.model_dump(mode="json")) == recipe
     prepared = recipe_from_fields(recipe_fields)
     assert (prepared.data.drop_duplicates, prepared.training.packing) == (True, "best_fit")
+
+
+def test_what_was_read_is_counted_once(recipe_fields, texts, tmp_path):
+    """Two sources of one file each, so that the order of their rows is known, with rows that are left out."""
+    folders = {"plain": ("", 3), "accents": ("\xe9\xe8 ", 1)}
+    rows = {name: [row for text in texts for row in (begin + text, "x")] for name, (begin, _) in folders.items()}
+    for name, lines in rows.items():
+        write_shards(tmp_path / name, lines, 1)
+    sources = [{"path": str(tmp_path / name), "weight": weight} for name, (_, weight) in folders.items()]
+    recipe = recipe_of(recipe_fields, sources=sources, min_chars=5)
+    tokenizer, stream = begin(recipe, tmp_path / "run")
+    steps = batches_of(recipe, tokenizer, stream, 0, 1)
+    for _ in steps.steps(0, 20):
+        pass
+    read = steps.state_dict()["read"]
+    for name, lines in rows.items():
+        label = str(tmp_path / name)
+        counts, skipped = read["counts"][label], read["skipped"][label]["too_short"]["count"]
+        trained, seen, upto = [], Counter(), Counter()
+        for row in cycle(lines):
+            kind = "short" if len(row) < 5 else "held out" if is_validation(row, FRACTION) else "trained"
+            # Behind the last document that was trained on to its end come rows that may have been looked at or not.
+            if len(trained) < counts["documents"]:
+                seen[kind] += 1
+                trained += [row] if kind == "trained" else []
+            elif kind == "trained":
+                break
+            else:
+                upto[kind] += 1
+        assert len(trained) > 20
+        assert counts["bytes"] == sum(len(row.encode()) for row in trained)
+        assert counts["tokens"] == sum(len(ids) + 1 for ids in tokenizer(trained)["input_ids"])
+        assert seen["held out"] <= counts["held_out"] <= seen["held out"] + upto["held out"]
+        assert seen["short"] <= skipped <= seen["short"] + upto["short"]
+        assert seen["held out"] > 3 * upto["held out"]
+
+
+def test_the_process_that_is_furthest_tells_how_often_a_source_was_read(recipe_fields, texts, tmp_path):
+    """Of two files, one much shorter, the process that has it begins it again and again."""
+    folder = write_shards(tmp_path / "text", texts[:40], 1)
+    (folder / "01.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[40:]))
+    recipe = recipe_of(recipe_fields, path=str(folder))
+    tokenizer, stream = begin(recipe, tmp_path / "run")
+    states, epochs = [], []
+    for rank in range(2):
+        steps = batches_of(recipe, tokenizer, stream, rank, 2)
+        for _ in steps.steps(0, 12):
+            pass
+        states.append(steps.state_dict())
+        epochs.append(states[-1]["stream"]["positions"][str(folder)]["epoch"])
+    assert len(set(epochs)) == 2
+    assert read_by_all(states).whole_epochs == {str(folder): max(epochs)}

@@ -145,3 +145,9 @@ def test_a_merged_set_needs_none_of_its_text(prepared, folder, tmp_path):
     assert prepared()[0].fingerprint == merged.fingerprint
     assert prepared()[0].report.documents == NUM_FILES
     assert not (tmp_path / "run" / "data" / "files.json").exists()
+
+
+@pytest.mark.parametrize("changes", [{"min_chars": 5}, {"drop_duplicates": False}, {"validation_fraction": 0.3}])
+def test_one_other_setting_reads(prepared, changes):
+    assert prepared()[1] < FILE_BYTES
+    assert prepared(**changes)[1] > NUM_FILES * FILE_BYTES
