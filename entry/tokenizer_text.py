@@ -1,13 +1,16 @@
 """The text of `tercet tokenizer train`: what is learned from, and what is held out for the report."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from tercet.training.documents import Document
 from tercet.training.errors import UserError
 from tercet.training.skips import SkipReport
 from tercet.training.sources import Source, read_documents
 from tercet.training.split import is_validation
+
+if TYPE_CHECKING:
+    from tercet.training.recipe import Recipe  # brings torch and its 250 MB
 
 HELD_OUT = 0.05
 """Part of the documents that is not trained on: those that a recipe holds out, where it says nothing else."""
@@ -89,11 +92,7 @@ class RecipeTexts:
     The tokenizer is the one that `tercet data prepare` and `tercet train` make of the recipe.
     """
 
-    def __init__(self, recipe: Any) -> None:
-        """
-        Args:
-            recipe: A `tercet.training.recipe.Recipe`, which brings torch and its 250 MB.
-        """
+    def __init__(self, recipe: "Recipe") -> None:
         self._recipe = recipe
         self.skips = SkipReport()
         self.held_out = True

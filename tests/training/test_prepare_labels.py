@@ -119,11 +119,8 @@ def test_the_name_of_a_special_token_is_another_text_than_the_token(tmp_path: Pa
 
 def test_bytes_of_a_conversation_are_all_and_label_bytes_those_of_answers(tmp_path: Path, small_tokenizer):
     """Bits per byte divide by the latter: what the template writes is no text, also where it is a label."""
-    start, answer, plain = (
-        small_tokenizer.convert_ids_to_tokens(1 + small_tokenizer.eos_token_id),
-        "R\xe9ply",
-        "plain \xe9",
-    )
+    start = small_tokenizer.convert_ids_to_tokens(1 + small_tokenizer.eos_token_id)
+    answer, plain = "R\xe9ply", "plain \xe9"
     segments = (Segment("Ask?", False, False), Segment(answer, False, True), Segment(start, True, True))
     chat = Document("".join(segment.text for segment in segments), "chat", segments)
     data = prepared([chat, Document(plain, "text")], small_tokenizer, tmp_path)
