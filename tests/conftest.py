@@ -32,6 +32,14 @@ def _compiled_anew(request) -> None:
         torch._dynamo.reset()
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """What a test draws is the same in every run, alone or among others; where it wants other draws it seeds itself."""
+    from transformers import set_seed
+
+    set_seed(0)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""

@@ -28,6 +28,7 @@ from tercet.training.token_set import (
     PreparedData,
     ShardIndex,
     SourceReport,
+    differing_settings,
     read_manifest,
 )
 
@@ -85,15 +86,11 @@ def merged_set(data_dir: Path, settings: dict[str, Any]) -> PreparedData | None:
     Raises:
         DataError: If it was made with other settings than these.
     """
-    if not (data_dir / MANIFEST).is_file():
+    different = differing_settings(data_dir, settings)
+    if "merged_parts" not in different:
         return None
-    try:
-        held = dict(read_manifest(data_dir)["settings"])
-    except DataError:
-        return None  # damaged: made anew
-    if held.pop("merged_parts", None) is None:
-        return None
-    if different := [key for key in sorted({*held, *settings}) if held.get(key) != settings.get(key)]:
+    different.remove("merged_parts")
+    if different:
         raise DataError(
             f"{data_dir} holds a set that was merged from parts with other settings (different: "
             f"{', '.join(different)}). Merge parts of these settings, or choose another folder."

@@ -194,6 +194,10 @@ def _read_and_prepare(
     if not _shows_bars():
         say(f"Preparing  {_source_names(recipe)} into {data_dir}; what is tokenized already is kept")
     skips = SkipReport()
+
+    def tell_replaced(different: list[str]) -> None:
+        say(f"Replacing  the set in {data_dir}, which was made with other settings ({', '.join(different)})")
+
     return prepare(
         all_documents(recipe, skips=skips, tokenizer=tokenizer),
         tokenizer,
@@ -205,6 +209,7 @@ def _read_and_prepare(
         workers=workers,
         part=part,
         skips=skips,
+        on_replaced=tell_replaced,
     )
 
 

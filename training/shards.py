@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -48,6 +48,7 @@ from tercet.training.token_set import (
     ShardIndex,
     SourceReport,
     TokenSet,
+    differing_settings,
 )
 
 __all__ = ["PreparationReport", "PreparedData", "SourceReport", "TokenSet", "available_cores", "prepare"]
@@ -107,6 +108,7 @@ def prepare(
     workers: int | None = None,
     part: tuple[int, int] | None = None,
     skips: SkipReport | None = None,
+    on_replaced: Callable[[list[str]], None] | None = None,
 ) -> PreparedData:
     """Tokenize documents into `data_dir`, or go on where an earlier call with the same arguments stopped.
 
@@ -127,6 +129,7 @@ def prepare(
         part: (i, n) takes the documents of part i of n, i from 0, by hash: equal documents are of one part. `merge`
             joins the parts.
         skips: What reading the documents left out, complete once they are read; goes into the manifest.
+        on_replaced: Called before the work where a finished set of other settings stands there, with their names.
 
     Raises:
         DataError: If there is no document, the validation split comes out empty, the disk is full, or data_dir holds
@@ -142,6 +145,8 @@ def prepare(
     data_dir = Path(data_dir)
     if (merged := merged_set(data_dir, settings)) is not None:
         return merged
+    if on_replaced is not None and (different := differing_settings(data_dir, settings)):
+        on_replaced(different)
     data_dir.mkdir(parents=True, exist_ok=True)
     remove_temporary_files(data_dir)
     preparation = _Preparation(data_dir, tokenizer, settings, available_cores() if workers is None else workers)

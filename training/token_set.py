@@ -296,5 +296,14 @@ def read_manifest(data_dir: Path) -> dict[str, Any]:
     return manifest
 
 
+def differing_settings(data_dir: Path, settings: dict[str, Any]) -> list[str]:
+    """Names of the settings in which the finished set that stands there is another; none if no such set stands there."""
+    try:
+        held = read_manifest(data_dir)["settings"]
+    except DataError:
+        return []  # none, or one that is damaged and made anew
+    return [key for key in sorted({*held, *settings}) if held.get(key) != settings.get(key)]
+
+
 def _joined(arrays: list[np.ndarray], dtype: type[np.signedinteger] = np.int64) -> np.ndarray:
     return np.concatenate([np.empty(0, dtype), *(array.astype(dtype, copy=False) for array in arrays)])

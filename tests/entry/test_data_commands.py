@@ -84,6 +84,19 @@ def test_bad_text_leaves_nothing(tercet, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_set_of_another_tokenizer_is_replaced_and_that_is_said(tercet, settings, tmp_path):
+    prepare = ("data", "prepare", "shakespeare", *settings, "--output", tmp_path / "run")
+    assert "Replacing" not in tercet(*prepare).out
+    assert "Replacing" not in tercet(*prepare).out
+    manifest = tmp_path / "run" / "data" / "manifest.json"
+    before = json.loads(manifest.read_text())["settings"]
+    shown = tercet(*prepare, "--set", "tokenizer.vocab_size=280")
+    assert shown.code == 0, shown.err
+    assert "Replacing" in shown.out and "made with other settings (tokenizer, vocab_size)" in shown.out
+    after = json.loads(manifest.read_text())["settings"]
+    assert [key for key in before if before[key] != after[key]] == ["tokenizer", "vocab_size"]
+
+
 def test_info_of_a_finished_run(tercet, checkpoint):
     shown = tercet("data", "info", checkpoint)
     assert shown.code == 0, shown.err
