@@ -297,7 +297,7 @@ def read_manifest(data_dir: Path) -> dict[str, Any]:
 
 
 def differing_settings(data_dir: Path, settings: dict[str, Any]) -> list[str]:
-    """Names of the settings in which the finished set that stands there is another; none if no such set stands there."""
+    """Names of the settings in which the finished set that stands there is another; none if there is no such set."""
     try:
         held = read_manifest(data_dir)["settings"]
     except DataError:

@@ -54,8 +54,8 @@ def test_a_newcomers_walk(walk, hub, wheel_environment, tmp_path):
     assert {"README.md", "config.json", "model.safetensors", "modeling_tercet.py", "tokenizer.json"} <= set(
         repository.files()
     )
-    # Whoever reads the page may not have Tercet. What its code prints is drawn, and a model of a few steps may well draw
-    # an end at once: the same call is compared where nothing is drawn.
+    # Whoever reads the page may not have Tercet. What its code prints is drawn, and a model of a few steps may draw an
+    # end at once: the same call is compared where nothing is drawn.
     alone = "import sys; sys.modules['tercet'] = None\n"
     *before, call = code.replace("YOU/", f"{hub.user}/").splitlines()
     drawn, greedy = call, re.sub(r"\}\]\)", "}], do_sample=False, max_new_tokens=200)", call)
