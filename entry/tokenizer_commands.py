@@ -29,6 +29,7 @@ from tercet.tokenizer.sampling import MIN_SAMPLE_BYTES
 from tercet.tokenizer.training import MAX_BYTES, MAX_DOCUMENTS
 from tercet.tokenizer_text import PathTexts, RecipeTexts, TrainingTexts
 from tercet.training.atomic import place_files, temporary_folder
+from tercet.training.counts import megabytes
 from tercet.training.errors import UserError, as_user_error
 
 logging.disable_progress_bar()
@@ -195,7 +196,7 @@ def _say_result(request: TokenizerRequest, report: TokenizerReport, counts: Samp
     where = "held-out text" if report.held_out else "the text that it was trained on"
     typer.echo(
         f"{request.output}: {report.tokenizers[report.name]:,} tokens, "
-        f"{total.bytes_per_token(report.name):.2f} bytes per token on {total.num_bytes / 1e6:.2f} MB of {where}"
+        f"{total.bytes_per_token(report.name):.2f} bytes per token on {megabytes(total.num_bytes)} of {where}"
     )
     if not counts.is_whole:
         typer.echo(
@@ -220,7 +221,7 @@ def print_report(report: TokenizerReport) -> None:
     vocab_size, unused = report.tokenizers[report.name], len(report.unused_tokens)
     typer.echo(
         f"Unused     {unused:,} of {vocab_size:,} tokens ({unused / vocab_size:.1%}) came up nowhere in these "
-        f"{report.total.num_bytes / 1e6:.2f} MB"
+        f"{megabytes(report.total.num_bytes)}"
     )
     typer.echo(f"Longest    {'  '.join(map(readable, report.longest_tokens))}")
 

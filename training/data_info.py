@@ -11,6 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from tercet.training.arrangement import PackingName, arrange
+from tercet.training.counts import megabytes
 from tercet.training.documents import DataError
 from tercet.training.packing import Packing
 from tercet.training.token_set import PreparedData, SourceReport, TokenSet
@@ -174,7 +175,7 @@ def _totals(data: PreparedData, data_dir: Path) -> Iterator[str]:
     report, settings = data.report, data.settings
     num_stored = data.train.num_documents + data.validation.num_documents
     yield (
-        f"{data_dir}: {report.documents:,} documents, {report.tokens:,} tokens, {report.bytes / 1e6:,.2f} MB, "
+        f"{data_dir}: {report.documents:,} documents, {report.tokens:,} tokens, {megabytes(report.bytes)}, "
         f"{bytes_per_token(report, num_stored):.2f} bytes per token"
     )
     part = settings.get("part")

@@ -115,7 +115,8 @@ def _checked_order(folders: list[Path], manifests: list[dict[str, Any]]) -> list
         raise DataError(f"Part {twice[0]} of {num_parts} is given twice: {both}. Name each part once.")
     if missing := sorted(set(range(num_parts)) - set(numbers)):
         shown = ", ".join(f"{number}/{num_parts}" for number in missing[:5]) + (" ..." if len(missing) > 5 else "")
-        raise DataError(f"{len(missing)} of {num_parts} parts are missing: {shown}. Prepare them, and name them all.")
+        are = "is" if len(missing) == 1 else "are"
+        raise DataError(f"{len(missing)} of {num_parts} parts {are} missing: {shown}. Prepare them, and name them all.")
     return sorted(range(len(numbers)), key=numbers.__getitem__)
 
 

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tercet.tokenizer import VocabularyTooLargeError, train_tokenizer
 from tercet.tokenizer.reading import as_value_error
 from tercet.training.atomic import place_files, temporary_folder
+from tercet.training.counts import megabytes
 from tercet.training.documents import DataError, Document
 from tercet.training.duplicates import DuplicateFilter, normalized_digest
 from tercet.training.errors import UserError, as_user_error
@@ -172,7 +173,7 @@ def make_data(
             files.remember(folder / DATA_NAME, data)
     train, validation = data.train, data.validation
     say(
-        f"Data       {_documents(train.num_documents)}, {train.num_bytes / 1e6:.2f} MB, {train.num_tokens:,} tokens "
+        f"Data       {_documents(train.num_documents)}, {megabytes(train.num_bytes)}, {train.num_tokens:,} tokens "
         f"to train on; {_documents(validation.num_documents)}, {validation.num_tokens:,} tokens held out"
     )
     if dropped := data.report.duplicates_dropped:

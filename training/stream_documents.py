@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from tercet.tokenizer.chunking import chunking_of
 from tercet.tokenizer.encoding import exact_words
 from tercet.tokenizer.pretokenization import Words
-from tercet.training.counts import counted
+from tercet.training.counts import counted, megabytes
 from tercet.training.documents import Document
 from tercet.training.encode_worker import Encoder, encode_pieces
 from tercet.training.pieces import cut_into_pieces
@@ -134,7 +134,7 @@ class ReadByAll:
         for label, counts in self.counts.items():
             epochs = f", {counted(self.whole_epochs[label], 'time')} to the end" if self.whole_epochs[label] else ""
             shown.append(
-                f"{label}: {counts.documents:,} documents read, {counts.bytes / 1e6:.2f} MB, {counts.tokens:,} tokens; "
+                f"{label}: {counts.documents:,} documents read, {megabytes(counts.bytes)}, {counts.tokens:,} tokens; "
                 f"{counts.held_out:,} held out{epochs}"
             )
         return shown + self.skips.lines()

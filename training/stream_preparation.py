@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tercet.training.atomic import write_atomically
 from tercet.training.checkpoints import list_checkpoints
-from tercet.training.counts import counted
+from tercet.training.counts import counted, megabytes
 from tercet.training.documents import DataError, Document
 from tercet.training.preparation import Say, make_tokenizer
 from tercet.training.recipe import Recipe
@@ -85,7 +85,7 @@ def begin_stream(recipe: Recipe, folder: Path, say: Say) -> tuple[PreTrainedToke
         )
     _write_record(folder, {**made_of, "sample": data.fingerprint, _FILES: _files_of(sources)})
     say(
-        f"Sample     {data.report.documents:,} documents, {data.report.bytes / 1e6:.2f} MB, read first: "
+        f"Sample     {data.report.documents:,} documents, {megabytes(data.report.bytes)}, read first: "
         f"{data.validation.num_documents:,} of them, {data.validation.num_tokens:,} tokens, validate"
     )
     for line in data.skips.lines():

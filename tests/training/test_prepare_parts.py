@@ -168,7 +168,7 @@ def test_what_is_no_part_of_the_set_is_refused(tmp_path: Path, small_tokenizer, 
 
 
 def test_all_parts_must_be_there_once(tmp_path: Path, parts):
-    with pytest.raises(DataError, match="1 of 3 parts are missing: 1/3"):
+    with pytest.raises(DataError, match="1 of 3 parts is missing: 1/3"):
         merge([parts[0], parts[2]], tmp_path / "merged")
     with pytest.raises(DataError, match="Part 0 of 3 is given twice"):
         merge([*parts, parts[0]], tmp_path / "merged")
