@@ -100,6 +100,28 @@ def test_bounds_of_documents_come_where_asked_for(dataset: PackedDataset):
         assert other["cu_seq_lens_q"].tolist() == [*np.flatnonzero(one["position_ids"].flatten() == 0), 12 * T]
 
 
+def test_a_row_in_pieces_is_the_row_and_each_is_of_the_document_it_names(dataset: PackedDataset):
+    batches, tokens = all_ranks(dataset, 2, 4)[1], dataset.token_set
+    assert isinstance(tokens, NumberedTokens)
+    in_one_row = []
+    for step in range(3):
+        for row, pieces in zip(batches.rows(step).ravel().tolist(), batches.pieces(step), strict=True):
+            for name, values in dataset.rows([row]).items():
+                together = torch.cat([piece.batch[name] for piece in pieces], dim=1)
+                assert torch.equal(together, values[:, : together.shape[1]])
+            assert (dataset.rows([row])["shift_labels"][:, together.shape[1] :] == -100).all(), (
+                "what is over is padding"
+            )
+            for piece in pieces:
+                document = int(piece.document.split()[1])
+                first, length = int(tokens.first[document]), int(tokens.document_lengths[document])
+                labels = piece.batch["shift_labels"]
+                assert all(first <= label < first + length for label in labels[labels > PAD].tolist())
+                assert piece.start_ids[0] == tokens.tokens(document, 0, 1)[0]
+            in_one_row.append(len(pieces))
+    assert max(in_one_row) > 2
+
+
 def test_an_abandoned_iteration_and_an_error_end_the_thread(dataset: PackedDataset, monkeypatch):
     (batches,) = all_ranks(dataset, 1, 24)
     steps = batches.steps(0, 10**9)
