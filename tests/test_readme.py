@@ -42,6 +42,7 @@ def run(words: list[str], folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # a minute: each of them, with Python's start and its libraries
 def test_the_commands_run(folder):
     """In the order in which they stand; training is cut down to seconds by more of the same --set options."""
     run([sys.executable, "-m", "tercet", "demo", "--steps", "4"], folder)

@@ -50,6 +50,7 @@ def test_every_recipe_travels(root, python_prints):
     assert {path.name for path in (root / "recipes").glob("*.yaml")} <= set(listed.split())
 
 
+@pytest.mark.slow
 def test_demo_runs_outside_the_checkout(wheel_environment, tmp_path):
     output = tmp_path / "demo"
     run(wheel_environment / "bin" / "tercet", "demo", "--steps", "3", "--output", output, cwd=tmp_path)

@@ -61,6 +61,7 @@ class DuplicateFilter:
         self._max_bytes = max_bytes
         self._spill_dir = spill_dir
         self._runs: list[_SortedRun] = []
+        self._zero_keys: set[int] = set()  # tables whose key 0 was seen: 0 is a free slot there
         self._begin()
 
     @property
@@ -74,8 +75,12 @@ class DuplicateFilter:
         Raises:
             DataError: If the tables must go to disk and it is full.
         """
-        key = int.from_bytes(digest[:8], "little") or 1  # 0 is a free slot
+        key = int.from_bytes(digest[:8], "little")
         number = digest[8]
+        if not key:
+            is_known = number in self._zero_keys
+            self._zero_keys.add(number)
+            return is_known
         table = self._tables[number]
         num_slots = len(table)
         slot = key % num_slots
